@@ -498,7 +498,7 @@ MESSAGES |= {
     "export.family": "{engine} does not support {family}. Export an nmt_transformer, or run this model with `recnmt "
     "translate`, e.g. with --quantization int8.",
     "export.config": "{engine} does not support {field}={value}. Use `recnmt translate`, or train a model without it.",
-    "export.binary": "Only marian-conv writes files such as {field}. Export a .npz file, and convert that.",
+    "export.npz": "{field} does not end in .npz. Name a .npz file; marian-conv converts it to .bin.",
     "export.symbols": "Two rows of the embedding have the same name. Rename the tokenizer's symbol <row N>.",
     "export.foreign": "{field} is a {family}, which is not a model of recnmt_hf. Run recnmt import-marian, or export "
     "it with Optimum.",

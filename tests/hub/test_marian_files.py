@@ -201,7 +201,7 @@ def test_words_of_pieces(vocabularies):
 
 def test_arrays_and_settings_are_given_back(imported, tmp_path, capsys):
     folder, model, files, *_ = imported
-    assert main(["export-marian", str(folder), str(tmp_path / "back"), "--format", "npz"]) == 0
+    assert main(["export-marian", str(folder), str(tmp_path / "back/model.npz")]) == 0
     with np.load(model) as old, np.load(tmp_path / "back/model.npz") as new:
         assert set(old.files) == set(new.files)
         for name in set(old.files) - {"special:model.yml"}:
@@ -210,7 +210,7 @@ def test_arrays_and_settings_are_given_back(imported, tmp_path, capsys):
         texts = [file["special:model.yml"].tobytes() for file in (old, new)]
     assert texts[1].endswith(b"\0")
     assert len({json.dumps(yaml.safe_load(text.split(b"\0")[0]), sort_keys=True) for text in texts}) == 1
-    search = yaml.safe_load((tmp_path / "back/decoder.yml").read_text())
+    search = yaml.safe_load((tmp_path / "back/model.decoder.yml").read_text())
     for name, file in zip(search["vocabs"], files, strict=True):
         own, given = (sentencepiece.SentencePieceProcessor(model_file=str(one)) for one in
                       (tmp_path / "back" / name, file))  # fmt: skip
@@ -614,28 +614,26 @@ def test_command_lines(vocabularies, tmp_path, capsys):
 
 def test_the_name_of_an_output_chooses_its_format(vocabularies, tmp_path, capsys):
     """`x.npz` is a file of Marian, with its vocabularies beside it; its settings and arrays are read again."""
-    for name, names in (("self-attention", ["x.spm"]), ("pre-norm", ["x.source.spm", "x.target.spm"])):
+    for name, names in (("self-attention", ["x.vocab.spm"]), ("pre-norm", ["x.source.spm", "x.target.spm"])):
         folder = tmp_path / name
         folder.mkdir()
         path, files, _, settings, arrays = write_model(folder, vocabularies, name)
         own = import_marian_file(path, files, folder / "own")
         assert main(["export-marian", str(own), str(folder / "new/x.npz")]) == 0
         written = {file.name for file in (folder / "new").iterdir()}
-        assert written == {*names, "x.npz", "x.npz.decoder.yml"}
-        search = yaml.safe_load((folder / "new/x.npz.decoder.yml").read_text())
+        assert written == {*names, "x.npz", "x.decoder.yml"}
+        search = yaml.safe_load((folder / "new/x.decoder.yml").read_text())
         assert (search["models"], search["vocabs"]) == (["x.npz"], [names[0], names[-1]])
         content = read_marian_file(folder / "new/x.npz")
         assert content.settings == settings and content.arrays.keys() == arrays.keys()
         vocabs = [str(folder / "new" / file) for file in search["vocabs"]]
-        config = str(folder / "new/x.npz.decoder.yml")
+        config = str(folder / "new/x.decoder.yml")
         arguments = [str(folder / "new/x.npz"), str(folder / "again"), "--vocabs", *vocabs, "--config", config]
         assert main(["import-marian", *arguments]) == 0
         weights = [(place / "model.safetensors").read_bytes() for place in (own, folder / "again")]
         assert weights[0] == weights[1]
-    assert main(["export-marian", str(own), str(tmp_path / "x.npz"), "--format", "transformers"]) == 2
-    assert "[export.config]" in capsys.readouterr().err
     assert main(["export-marian", str(own), str(tmp_path / "x.bin")]) == 2
-    assert "[export.binary]" in capsys.readouterr().err
+    assert "[export.npz]" in capsys.readouterr().err
 
 
 # -- export of other models --------------------------------------------------------------------------------------------
@@ -653,7 +651,7 @@ def test_models_that_marian_cannot_run(vocabularies, tiny_folder, tmp_path):
     path, files, *_ = write_model(tmp_path, vocabularies, "self-attention")
     own = import_marian_file(path, files, tmp_path / "own")
     with rejects("export.config"):
-        export_marian_file(tiny_folder, tmp_path / "out")
+        export_marian_file(tiny_folder, tmp_path / "out/model.npz")
     for field, value in (("position_embedding_type", "marian"), ("layer_norm_eps", 1e-5), ("scale_embedding", False),
                          ("activation_function", "tanh"), ("self_attention_type", "directional"),
                          ("decoder_start_token_id", 5), ("decoder_position_embeddings", False)):  # fmt: skip
@@ -664,7 +662,7 @@ def test_models_that_marian_cannot_run(vocabularies, tiny_folder, tmp_path):
             json.dumps({name: number for name, number in generation.items() if name != "decoder_start_token_id"})
         )
         with rejects("export.config", field):
-            export_marian_file(folder, tmp_path / "out")
+            export_marian_file(folder, tmp_path / "out/model.npz")
     assert not (tmp_path / "out").exists()
 
 
@@ -677,7 +675,7 @@ def test_a_fine_tuned_and_a_foreign_model(vocabularies, tmp_path):
         model.model.decoder.layers[1].self_attn.fc1.weight += 0.125
     del model.config.marian_settings
     model.save_pretrained(own)
-    export_marian_file(own, tmp_path / "out")
+    export_marian_file(own, tmp_path / "out/model.npz")
     content = read_marian_file(tmp_path / "out/model.npz")
     np.testing.assert_allclose(content.arrays["decoder_l2_aan_W1"], arrays["decoder_l2_aan_W1"] + 0.125, atol=1e-6)
     for name, value in settings.items():
@@ -707,7 +705,7 @@ def test_training_goes_back_to_marian(vocabularies, tmp_path):
         },
         average={"count": 1},
     )
-    export_marian_file(recnmt_hf.train(recipe, tmp_path / "run"), tmp_path / "out")
+    export_marian_file(recnmt_hf.train(recipe, tmp_path / "run"), tmp_path / "out/model.npz")
     content = read_marian_file(tmp_path / "out/model.npz")
     assert content.arrays.keys() == arrays.keys()
     np.testing.assert_array_equal(content.arrays["decoder_ff_logit_out_b"], arrays["decoder_ff_logit_out_b"])
@@ -716,7 +714,7 @@ def test_training_goes_back_to_marian(vocabularies, tmp_path):
 
 def check_export(folder, models, pair, path):
     """Assert that the exported arrays compute a model's logits, except those of padding, which Marian does not have."""
-    export_marian_file(folder, path)
+    export_marian_file(folder, path / "model.npz")
     content = read_marian_file(path / "model.npz")
     source, target = tokens(models, pair)
     expected, _ = MarianModel(content.settings, content.arrays)(source, target)
@@ -764,7 +762,7 @@ def test_a_marianmt_checkpoint(vocabularies, corpus, tmp_path):
     marian.save_pretrained(opus)
     assert main(["import-marian", str(opus), str(tmp_path / "own")]) == 0
     with rejects("export.config", "position_embedding_type"):
-        export_marian_file(tmp_path / "own", tmp_path / "out")
+        export_marian_file(tmp_path / "own", tmp_path / "out/model.npz")
     fields = {"position_embedding_type": "tensor2tensor", "layer_norm_eps": 1e-6}
     for name, version in (("gelu", "v1.12.3"), ("quick_gelu", "v1.12.0"), ("swish", "v1.12.3")):
         changed = changed_folder(tmp_path / "own", tmp_path / name, **fields, activation_function=name)
@@ -778,7 +776,7 @@ def test_a_marianmt_checkpoint(vocabularies, corpus, tmp_path):
     del config["tokenizer_stamps"]
     (changed / "config.json").write_text(json.dumps(config))
     with rejects("marian.symbols", "source tokenizer"):
-        export_marian_file(changed, tmp_path / "other")
+        export_marian_file(changed, tmp_path / "other/model.npz")
 
 
 def test_tokenizers_and_start_tokens_that_marian_does_not_have(vocabularies, tokenizer, tmp_path):
@@ -789,11 +787,11 @@ def test_tokenizers_and_start_tokens_that_marian_does_not_have(vocabularies, tok
         model.get_input_embeddings().weight[90] = 1
     model.save_pretrained(own)
     with rejects("marian.start", "decoder_start_token_id"):
-        export_marian_file(own, tmp_path / "out")
+        export_marian_file(own, tmp_path / "out/model.npz")
     config = recnmt_hf.NMTTransformerConfig.from_preset("student_tiny", d_model=16, vocab_size=len(tokenizer))
     config.decoder_start_token_id = config.pad_token_id
     recnmt_hf.NMTTransformerForConditionalGeneration(config).save_pretrained(tmp_path / "bpe")
     tokenizer.save_pretrained(tmp_path / "bpe")
     with rejects("marian.tokenizer", "source tokenizer"):
-        export_marian_file(tmp_path / "bpe", tmp_path / "out")
+        export_marian_file(tmp_path / "bpe", tmp_path / "out/model.npz")
     assert not (tmp_path / "out").exists()

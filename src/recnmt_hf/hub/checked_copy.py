@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..inference.loading import load_model, missing_model_error
 from ..inference.model_checks import check_weights
+from ..models.configuration_nmt_transformer import NMTTransformerConfig
 
 
 # Default of transformers for the maximum size of a file of weights.
@@ -29,6 +30,15 @@ def short_name(model: str | Path) -> str:
     """Return the last part of a folder or model id; for the folder of a run's final model that of the run."""
     path = Path(model).absolute() if looks_local(str(model)) else Path(model)
     return path.parent.name if path.is_absolute() and path.name == FINAL else path.name
+
+
+def check_fields(config: Any, engine: str, needed: Mapping[str, Sequence[Any]]) -> None:
+    """Raise `UserError` unless a configuration is that of a base Transformer whose fields have values of `needed`."""
+    if config.model_type != NMTTransformerConfig.model_type:
+        raise UserError("export.family", engine=engine, family=config.model_type)
+    for name, allowed in needed.items():
+        if (value := getattr(config, name)) not in allowed:
+            raise UserError("export.config", engine=engine, field=name, value=value)
 
 
 def load_checked(source: str | Path, check: Callable[[Any], None] = lambda model: None) -> tuple[Any, TokenizerPair]:

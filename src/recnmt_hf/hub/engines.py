@@ -16,9 +16,8 @@ from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..inference.backends.ctranslate2_model import load_engine_package
 from ..inference.backends.export_settings import ENGINE_SETTINGS
-from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..training.evidence import Evidence
-from .checked_copy import load_checked
+from .checked_copy import check_fields, load_checked
 
 
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
@@ -71,20 +70,15 @@ def write_settings(model: Any, source: str | Path, folder: Path, **settings: str
 
 def check_expressible(config: Any) -> None:
     """Raise `UserError` for a model that CTranslate2 does not support."""
-    if config.model_type != NMTTransformerConfig.model_type:
-        raise UserError("export.family", engine="CTranslate2", family=config.model_type)
-    is_relative = config.self_attention_type == "relative"
-    unsupported = {
-        "self_attention_type": config.self_attention_type == "directional",
-        "decoder_autoregression": config.decoder_autoregression != "self_attention",
-        "relative_per_head": is_relative and config.relative_per_head,
-        "position_embedding_type": is_relative and config.position_embedding_type != "none",
-        "activation_function": config.activation_function not in ACTIVATIONS,
-        "layer_norm_eps": config.layer_norm_eps != 1e-5,
+    needed: dict[str, tuple[Any, ...]] = {
+        "self_attention_type": ("absolute", "relative"),
+        "decoder_autoregression": ("self_attention",),
+        "activation_function": tuple(ACTIVATIONS),
+        "layer_norm_eps": (1e-5,),
     }
-    for name, is_unsupported in unsupported.items():
-        if is_unsupported:
-            raise UserError("export.config", engine="CTranslate2", field=name, value=getattr(config, name))
+    if getattr(config, "self_attention_type", None) == "relative":
+        needed |= {"relative_per_head": (False,), "position_embedding_type": ("none",)}
+    check_fields(config, "CTranslate2", needed)
 
 
 def specification_of(model: Any, tokenizers: TokenizerPair) -> Any:

@@ -21,7 +21,7 @@ from ..inference.model_checks import check_loading
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
 from ..training.evidence import Evidence, about_model
-from .checked_copy import load_checked
+from .checked_copy import check_fields, load_checked
 
 
 # Fields that both configurations have under the same name.
@@ -32,6 +32,16 @@ SHARED_FIELDS = (
     *("max_position_embeddings", "share_encoder_decoder_embeddings", "tie_word_embeddings", "use_cache"),
     *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
 )
+# Values of fields that MarianMT supports.
+EXPRESSIBLE: dict[str, tuple[Any, ...]] = {
+    "normalize_before": (False,),
+    "self_attention_type": ("absolute",),
+    "decoder_autoregression": ("self_attention",),
+    "position_embedding_type": ("sinusoidal", "marian"),
+    "encoder_position_embeddings": (True,),
+    "decoder_position_embeddings": (True,),
+    "layer_norm_eps": (1e-5,),
+}
 # MarianMT saves its sinusoids; our models compute them.
 COMPUTED = {"model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"}
 
@@ -178,7 +188,7 @@ def to_marian(model: NMTTransformerForConditionalGeneration) -> MarianMTModel:
         UserError: MarianMT does not support the model.
     """
     config = model.config
-    check_expressible(config)
+    check_fields(config, "MarianMT", EXPRESSIBLE)
     fields = {name: getattr(config, name) for name in SHARED_FIELDS}
     marian = MarianMTModel(MarianConfig(**fields, forced_eos_token_id=None))
     order = torch.arange(config.d_model)
@@ -191,24 +201,6 @@ def to_marian(model: NMTTransformerForConditionalGeneration) -> MarianMTModel:
     marian.generation_config = model.generation_config
     marian.to(model.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
     return marian.to(model.device).eval()  # type: ignore[arg-type]  # as above
-
-
-def check_expressible(config: Any) -> None:
-    """Raise `UserError` for a model that MarianMT does not support."""
-    if config.model_type != NMTTransformerConfig.model_type:
-        raise UserError("export.family", engine="MarianMT", family=config.model_type)
-    needed: dict[str, tuple[Any, ...]] = {
-        "normalize_before": (False,),
-        "self_attention_type": ("absolute",),
-        "decoder_autoregression": ("self_attention",),
-        "position_embedding_type": ("sinusoidal", "marian"),
-        "encoder_position_embeddings": (True,),
-        "decoder_position_embeddings": (True,),
-        "layer_norm_eps": (1e-5,),
-    }
-    for name, allowed in needed.items():
-        if getattr(config, name) not in allowed:
-            raise UserError("export.config", engine="MarianMT", field=name, value=getattr(config, name))
 
 
 def reordered(name: str, tensor: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

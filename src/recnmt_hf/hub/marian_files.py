@@ -39,8 +39,6 @@ from .marian_settings import (
 from .marian_vocabularies import Pieces, check_pieces, pieces_of, read_pieces, write_tokenizers
 
 
-# Names of an exported folder.
-MODEL, SEARCH_SETTINGS = "model.npz", "decoder.yml"
 # The byte of a line break, in SentencePiece models with byte fallback.
 NEWLINE = "<0x0A>"
 
@@ -72,7 +70,11 @@ def import_marian_file(
     quiet_loading()
     file, path = read_marian_file(source), str(source)
     settings = Settings(file.settings, path)
-    search = read_search(file.settings, path, search_settings)
+    search = settings
+    if search_settings is not None:
+        with open_bytes(search_settings) as opened:
+            own = parse_settings(read_bounded(opened, str(search_settings)), str(search_settings))
+        search = Settings({**file.settings, **own}, str(search_settings), IGNORED_BY_SEARCH)
     pieces = [read_pieces(vocabulary) for vocabulary in vocabularies]
     check_pieces(pieces, settings)
     model = build_model(file.arrays, settings, pieces)
@@ -95,15 +97,6 @@ def import_marian_file(
         f"--max-length-factor {search.number('max-length-factor'):g}"
     )
     return Path(output)
-
-
-def read_search(model: Mapping[str, Any], path: str, file: str | Path | None) -> Settings:
-    """Return the settings of a model (of the file `path`) and those of a file for marian-decoder, if there is one."""
-    if file is None:
-        return Settings(model, path)
-    with open_bytes(file) as opened:
-        settings = parse_settings(read_bounded(opened, str(file)), str(file))
-    return Settings({**model, **settings}, str(file), IGNORED_BY_SEARCH)
 
 
 def generation_settings(search: Settings, config: NMTTransformerConfig, target: Pieces) -> GenerationConfig:
@@ -136,17 +129,21 @@ def build_model(
     arrays, omits_bias = {**arrays}, settings.is_on("output-omit-bias")
     if OLD_OUTPUT in arrays and OUTPUT not in arrays:
         arrays[OUTPUT] = arrays.pop(OLD_OUTPUT).T
-    check_names(arrays, list(places_of(config, not omits_bias)), settings.path)
+    needed = {name for place in places_of(config, not omits_bias) for name in place.arrays}
+    if needed != arrays.keys():
+        sides = (sorted({name[:60] for name in names}) for names in (arrays.keys() - needed, needed - arrays.keys()))
+        unknown, missing = (list_names(names) or "none" for names in sides)
+        raise UserError("marian.arrays", field=settings.path, unknown=unknown, missing=missing)
     if omits_bias:
         arrays[OUTPUT_BIAS] = np.zeros((1, len(pieces[1].symbols)), np.float32)
     places = list(places_of(config))
     with torch.device("meta"):  # wrong settings could ask for more memory than there is
         expected = NMTTransformerForConditionalGeneration(config).state_dict()
     for place in places:
-        needed = array_shape(place, expected[place.parameter].shape, symbols_of(place, pieces))
+        own = array_shape(place, expected[place.parameter].shape, symbols_of(place, pieces))
         for name in place.arrays:
-            if (shape := arrays[name].shape) != needed:
-                raise UserError("marian.shape", field=settings.path, name=name, value=shape, needed=needed)
+            if (shape := arrays[name].shape) != own:
+                raise UserError("marian.shape", field=settings.path, name=name, value=shape, needed=own)
     model = NMTTransformerForConditionalGeneration(config)
     state = model.state_dict()
     for place in places:
@@ -162,57 +159,42 @@ def symbols_of(place: Place, pieces: Sequence[Pieces]) -> int:
     return len(pieces[place.arrays[0] != "encoder_Wemb"].symbols)
 
 
-def check_names(arrays: Mapping[str, np.ndarray], places: Sequence[Place], path: str) -> None:
-    """Raise `UserError` unless the arrays of a file are those of its settings."""
-    needed = {name for place in places for name in place.arrays}
-    if needed != arrays.keys():
-        sides = (sorted({name[:60] for name in names}) for names in (arrays.keys() - needed, needed - arrays.keys()))
-        unknown, missing = (list_names(names) or "none" for names in sides)
-        raise UserError("marian.arrays", field=path, unknown=unknown, missing=missing)
-
-
 def export_marian_file(source: str | Path, output: str | Path) -> Path:
     """
-    Save a base Transformer in Marian's own format: a `.npz` file, SentencePiece models, and settings for
-    marian-decoder. The arrays and settings of an imported file are restored. The activation `quick_gelu` is the `gelu`
-    of Marian before v1.12.3.
+    Save a base Transformer in Marian's own format. The arrays and settings of an imported file are restored. The
+    activation `quick_gelu` is the `gelu` of Marian before v1.12.3.
 
     Args:
         source (`str` or `Path`): Folder or model id.
-        output (`str` or `Path`): Returned. With the ending `.npz` the file, beside which `NAME.spm` (or
-            `NAME.source.spm` and `NAME.target.spm`) and `NAME.npz.decoder.yml` are written; otherwise a new folder for
-            `model.npz`, `vocab.spm` (or `source.spm` and `target.spm`) and `decoder.yml`.
+        output (`str` or `Path`): A file `NAME.npz`, which is returned. SentencePiece models (`NAME.vocab.spm`, or
+            `NAME.source.spm` and `NAME.target.spm`) and `NAME.decoder.yml` for marian-decoder are written beside it.
 
     Raises:
-        UserError: Marian does not support the model or its tokenizers, or the files are damaged.
-        FileExistsError: The folder exists and is not empty.
+        UserError: Marian does not support the model or its tokenizers, the files are damaged, or the output has
+            another ending.
     """
+    output = Path(output)
+    if output.suffix != ".npz":
+        raise UserError("export.npz", field=str(output))
     model, tokenizers = load_checked(source)
     arrays, settings, pieces = marian_content(model, tokenizers)
-    generation, output = model.generation_config, Path(output)
-    names = ["vocab.spm"] if pieces[0].content == pieces[1].content else ["source.spm", "target.spm"]
-    file, search_file = MODEL, SEARCH_SETTINGS
-    if is_file := output.suffix == ".npz" and not output.is_dir():
-        file, search_file = output.name, f"{output.name}.{SEARCH_SETTINGS}"
-        names = [f"{output.stem}.{name}".replace(".vocab.", ".") for name in names]
+    generation = model.generation_config
+    sides = ["vocab"] if pieces[0].content == pieces[1].content else ["source", "target"]
+    names = [f"{output.stem}.{side}.spm" for side in sides]
     search = {
         "relative-paths": True,
-        "models": [file],
+        "models": [output.name],
         "vocabs": [names[0], names[-1]],
         "beam-size": generation.num_beams or 1,
         "normalize": 1.0 if generation.length_penalty is None else float(generation.length_penalty),
         "allow-unk": pieces[1].unknown not in (generation.suppress_tokens or []),
     }
     contents = {name: vocabulary.content for name, vocabulary in zip(names, pieces, strict=False)}
-    contents |= {search_file: yaml.safe_dump(search, sort_keys=False).encode(), file: npz_content(arrays, settings)}
-    if is_file:
-        for name, content in contents.items():
-            with open_output(output.parent / name, binary=True) as opened:
-                opened.write(content)
-        return output
-    with open_output_folder(output, must_be_new=True) as working:
-        for name, content in contents.items():
-            (working / name).write_bytes(content)
+    contents[f"{output.stem}.decoder.yml"] = yaml.safe_dump(search, sort_keys=False).encode()
+    contents[output.name] = npz_content(arrays, settings)
+    for name, content in contents.items():
+        with open_output(output.parent / name, binary=True) as file:
+            file.write(content)
     return output
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
+from .checked_copy import check_fields
 
 
 # Field of a configuration with the settings of the imported file.
@@ -53,7 +54,7 @@ IGNORED_BY_SEARCH = {
 ORDER = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
 ORDERS = {False: ("", "dan", ""), True: ("n", "da", "n")}
 ACTIVATIONS = {"swish": "silu", "relu": "relu"}
-# Marian's gelu was x sigmoid(1.702 x) before this release.
+# Marian's gelu was x sigmoid(1.702 x) before a release. Kinds of gelu, with a release that computes them.
 EXACT_GELU = (1, 12, 3)
 GELUS = {"quick_gelu": "v1.12.0", "gelu": "v1.12.3"}
 AUTOREGRESSIONS = {"self-attention": "self_attention", "rnn": "ssru", "average-attention": "average_attention"}
@@ -274,12 +275,12 @@ def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: 
     )
     names = {own: name for name, own in [*AUTOREGRESSIONS.items(), *ACTIVATIONS.items(), ("swish", "swish")]}
     names |= dict.fromkeys(GELUS, "gelu")
-    gelu = "quick_gelu" if "quick_gelu" in activations_of(config) else "gelu"
+    release = GELUS.get(config.activation_function) or GELUS.get(config.aan_activation, GELUS["gelu"])
     ffn = config.decoder_ffn_dim
     settings: dict[str, Any] = {
         **DEFAULTS,
         **{"dim-emb": config.d_model, "enc-depth": config.encoder_layers, "dec-depth": config.decoder_layers},
-        **{"dim-vocabs": list(sizes), "output-omit-bias": not has_bias, "version": GELUS[gelu]},
+        **{"dim-vocabs": list(sizes), "output-omit-bias": not has_bias, "version": release},
         "tied-embeddings": ties and not shares,
         "tied-embeddings-src": shares and not ties,
         "tied-embeddings-all": shares and ties,
@@ -301,20 +302,12 @@ def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: 
     return settings
 
 
-def activations_of(config: NMTTransformerConfig) -> set[str]:
-    """Return the names of a model's activations."""
-    has_other = config.decoder_autoregression == "average_attention" and config.aan_ffn
-    return {config.activation_function, *([config.aan_activation] if has_other else [])}
-
-
 def check_function(config: NMTTransformerConfig) -> None:
     """Raise `UserError` for a model that Marian does not support."""
-    if config.model_type != NMTTransformerConfig.model_type:
-        raise UserError("export.family", engine="Marian", family=config.model_type)
     activations = (*ACTIVATIONS.values(), "swish", *GELUS)
+    fixed = {name: (value,) for name, value in FUNCTION.items()}
+    check_fields(config, "Marian", {**fixed, "activation_function": activations})
     needed: dict[str, tuple[Any, ...]] = {
-        **{name: (value,) for name, value in FUNCTION.items()},
-        "activation_function": activations,
         "decoder_attention_heads": (config.encoder_attention_heads,),
         "decoder_start_token_id": (config.pad_token_id,),  # its embedding is zero, like Marian's first input
     }
@@ -324,6 +317,4 @@ def check_function(config: NMTTransformerConfig) -> None:
             other = {"gelu": "quick_gelu", "quick_gelu": "gelu"}.get(config.activation_function)  # no release has both
             needed["aan_activation"] = tuple(name for name in activations if name != other)
             needed["aan_ffn_layers"] = (1,) if config.aan_ffn_dim == config.d_model else (1, 2)
-    for name, allowed in needed.items():
-        if getattr(config, name) not in allowed:
-            raise UserError("export.config", engine="Marian", field=name, value=getattr(config, name))
+    check_fields(config, "Marian", needed)

@@ -31,7 +31,7 @@ class Pieces(NamedTuple):
 
 
 def read_pieces(path: str | Path) -> Pieces:
-    """Read a SentencePiece model; `UserError` if the file is none, or has no end token."""
+    """Read a SentencePiece model, as [`parse_pieces`]."""
     with open_bytes(path) as file:
         return parse_pieces(read_bounded(file, str(path)), str(path))
 
