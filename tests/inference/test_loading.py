@@ -147,3 +147,10 @@ def test_progress_bars_need_a_terminal(monkeypatch, terminal):
     monkeypatch.setattr("recnmt_hf.inference.loading.logging.disable_progress_bar", lambda: silenced.append(True))
     quiet_loading()
     assert bool(silenced) == (not terminal)
+
+
+@pytest.mark.parametrize("has_bfloat16", [False, True])
+def test_the_fastest_type(has_bfloat16, tiny_folder, monkeypatch):
+    monkeypatch.setattr("recnmt_hf.inference.loading.has_bfloat16", lambda: has_bfloat16)
+    model = load_model(tiny_folder, "cpu", "fastest")
+    assert model.dtype == (torch.bfloat16 if has_bfloat16 else torch.float32)

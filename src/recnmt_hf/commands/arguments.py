@@ -151,7 +151,9 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of loading a model."""
     add = parser.add_argument
     add("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if available)")
-    add("--dtype", choices=("float32", "bfloat16", "float16"), help="data type of the weights (default: as saved)")
+    types = ("float32", "bfloat16", "float16", "fastest")
+    fastest = "fastest: bfloat16 if the processor or GPU has instructions for it, else float32"
+    add("--dtype", choices=types, help=f"data type of the weights; {fastest} (default: as saved)")
     add("--quantization", choices=("int8",), help="quantize the weights (CPU only): faster, slightly less exact")
     add("--trust-remote-code", action="store_true", help="run Python code from the model's folder or repository")
 

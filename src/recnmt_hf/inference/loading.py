@@ -16,6 +16,7 @@ from transformers.utils import logging
 from .._loading_errors import explained_loading, folder_of_model, looks_local
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import MissingFileError, UserError
+from ..models.kernels_shared import has_bfloat16
 from .backends.ctranslate2_model import CTranslate2Backend, default_engine_device
 from .backends.ensemble import EnsembleBackend
 from .backends.export_settings import is_export, read_export_settings
@@ -73,6 +74,12 @@ def default_device(path: str | Path, quantization: str | None = None) -> str:
     return default_engine_device()
 
 
+def fastest_dtype(device: torch.device) -> torch.dtype:
+    """Return bfloat16 where the device has instructions for it, else float32."""
+    has_instructions = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else has_bfloat16()
+    return torch.bfloat16 if has_instructions else torch.float32
+
+
 def load_model(
     path: str | Path,
     device: str | torch.device | None = None,
@@ -93,7 +100,7 @@ def load_model(
     path, device = folder_of_model(path), resolve_device(device)
     if not path or (looks_local(path) and not (Path(path) / "config.json").is_file()):
         raise missing_model_error(path)
-    settings = {"dtype": dtype} if dtype is not None else {}
+    settings = {"dtype": fastest_dtype(device) if dtype == "fastest" else dtype} if dtype is not None else {}
     quiet_loading()
     with explained_loading(path), silence_loading_report() if check else nullcontext():
         model, info = AutoModelForSeq2SeqLM.from_pretrained(
