@@ -71,11 +71,10 @@ MESSAGES |= {
     # corpora
     "corpus.kinds": "A corpus needs exactly one of source, tsv, jsonl, lcsts, dataset, generated and sacrebleu, got "
     "{kinds}. Write several corpora as a list.",
-    "corpus.pair": "{field}={value} is only allowed with sacrebleu. Remove it.",
+    "corpus.needs": "{field}={value} is only allowed with {needed}. Set that, or remove {field}.",
     "corpus.several_targets": "{field} lists {value}. Only a test set can have several references. Pass one file.",
     "corpus.references": "The corpora of a test set have different numbers of references ({counts}). Make them equal.",
     "corpus.one_side": "{field} is missing. Text files need both source and target.",
-    "corpus.min_score": "{field}={value} is only allowed with lcsts. Remove it.",
     "corpus.not_a_list": "{field} must be a list of corpora, got {kind}. Write e.g. [{{source: a.en, target: a.de}}] "
     "or [{{generated: train}}].",
     "corpus.generated_languages": "The generated corpus is English-German, not {languages}. Set source_lang: en and "
@@ -95,18 +94,15 @@ MESSAGES |= {
     '({reason}). Write lines like {{"{source}": "..", "{target}": ".."}}.',
     "corpus.lcsts_document": "{field}, line {line}: damaged document. Expected <doc id=..>, <summary>, <short_text>, "
     "optionally a numeric <human_label>, and </doc>. Copy the file again.",
-    "corpus.alignments": "{field}={value} needs a corpus with source and target files. Set both, or remove {field}.",
     "corpus.alignment_lines": "{field} has {value} lines, but {text} has {lines}. Pass one line of links for each "
     "pair; it may be empty.",
     "corpus.link_beyond": "{field}: the link {value} is beyond {source} source and {target} target {units}. Pass links "
     "of these texts, positions from 0, and set alignment_units if they count other units.",
-    "corpus.data_files": "{field} requires dataset. Set it to parquet, json or csv, or to a name on the Hub.",
     "corpus.killed_process": "One of {value} tokenization processes was killed. Reduce {field} if memory is short.",
     "corpus.depths": "{field}={value} is not allowed; it must be above max_depth={max_depth}.",
     "corpus.grammar_too_small": "The grammar has too few sentences of depth {depth}: {count} of {value} after {tries} "
     "tries. Request fewer sentences, or allow more depth.",
     # dependency trees
-    "corpus.trees": "{field} needs {needed}. Set that, or remove {field}.",
     "test_set.unknown": "{field}={value} is not a test set of sacrebleu, like {near}. sacrebleu --list prints all.",
     "test_set.pair": "{field}={value} is not a language pair of {name}. Use one of {pairs}.",
     "test_set.not_downloaded": "{field}={value} cannot be downloaded ({reason}). Run sacrebleu -t {value} -l {pair} "

@@ -460,7 +460,7 @@ def test_columns_of_json_lines(tmp_path):
     assert list(corpus.pairs("de", "de")) == [SentencePair("Ein Text.", "Text")]
     with rejects("corpus.same_languages", field=path):
         list(Corpus(jsonl=path).pairs("de", "de"))
-    with rejects("corpus.min_score", field="min_score"):
+    with rejects("corpus.needs", field="min_score"):
         Corpus(jsonl=path, min_score=3)
 
 

@@ -272,7 +272,7 @@ def test_bad_columns(tmp_path, change, code, field):
     ],
 )
 def test_corpora_that_cannot_have_trees(settings):
-    with rejects("corpus.trees", "tree_columns" if "tree_columns" in settings else "source_trees"):
+    with rejects("corpus.needs", "tree_columns" if "tree_columns" in settings else "source_trees"):
         Corpus(**settings)
 
 

@@ -128,7 +128,7 @@ def test_bad_files_are_named_with_their_line(corpus, pieces, tmp_path, lines, un
 
 
 def test_links_need_text_files(corpus):
-    with rejects("corpus.alignments", "alignments"):
+    with rejects("corpus.needs", "alignments"):
         Corpus(generated="train", alignments=corpus["alignments"])
     with rejects("option.value", "alignment_units"):
         Corpus(**corpus, alignment_units="letters")

@@ -234,7 +234,7 @@ def test_wrong_tags_and_names(files, named, tmp_path):
         tiny(test={"both": [{**PAIRS, "target_tag": "<a>"}, {**PAIRS, "target_tag": "<b>"}]})
     with rejects("recipe.unnamed_test", "test[0]"):
         recnmt_hf.Recipe(test=[PAIRS])
-    with rejects("corpus.pair", "pair"):
+    with rejects("corpus.needs", "pair"):
         Corpus(tsv="x", pair="en-de")
     for corpus_of_test, code in (
         ({"sacrebleu": "wmt1"}, "test_set.unknown"),

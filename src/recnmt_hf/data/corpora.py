@@ -59,6 +59,9 @@ UNKNOWN_SHARE = 0.01
 MAX_SENTENCES = 10**7
 # Made once in its default sizes for the splits and passes of a run.
 whole_corpus = lru_cache(maxsize=1)(generate_corpus)
+# Fields that only corpora of certain kinds have.
+NEEDED = {"min_score": ["lcsts"], "data_files": ["dataset"], "pair": ["sacrebleu"], "alignments": ["source"]}
+NEEDED |= {"source_trees": ["source"], "tree_columns": ["dataset", "jsonl"]}
 GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 
 
@@ -149,19 +152,10 @@ class Corpus:
             raise UserError("corpus.kinds", kinds=", ".join(kinds) or "none")
         if (self.source is None) != (self.target in (None, [])):
             raise UserError("corpus.one_side", field="source" if self.target else "target")
-        if self.min_score is not None and self.lcsts is None:
-            raise UserError("corpus.min_score", field="min_score", value=self.min_score)
-        if self.alignments is not None and self.source is None:
-            raise UserError("corpus.alignments", field="alignments", value=self.alignments)
-        if self.source_trees is not None and self.source is None:
-            raise UserError("corpus.trees", field="source_trees", value=self.source_trees, needed="source and target")
-        if self.tree_columns and not (self.jsonl or self.dataset):
-            raise UserError("corpus.trees", field="tree_columns", value=True, needed="dataset or jsonl")
-        if self.data_files is not None and self.dataset is None:
-            raise UserError("corpus.data_files", field="data_files", value=self.data_files)
+        for name, needed in NEEDED.items():
+            if (value := getattr(self, name)) not in (None, False) and not any(getattr(self, kind) for kind in needed):
+                raise UserError("corpus.needs", field=name, value=value, needed=" or ".join(needed))
         check_modifiers(self.modifiers, "modifiers")
-        if self.pair is not None and self.sacrebleu is None:
-            raise UserError("corpus.pair", field="pair", value=self.pair)
         for name in ("modifiers", "source_tag", "target_tag") if self.alignments or self.has_trees else ():
             if (value := getattr(self, name)) not in (None, {}):
                 other = "alignments" if self.alignments else "dependency trees"

@@ -20,6 +20,7 @@ from .._loading_errors import looks_local, shorten
 from .._plain_card import CARD
 from ..data.files import open_output_folder
 from ..errors import UserError
+from ..models.user_errors import masked
 from ..training.evidence import EVIDENCE, Evidence
 from .checked_copy import SHARD, model_folder, short_name, write_checked_copy
 from .publishing import ALLOWED, MODELS, PACKAGE, PACKAGE_TYPES, check_contents, check_links, explained_upload, files_of
@@ -134,7 +135,8 @@ def copy_model(folder: Path, copy: Path) -> None:
     for file in copy.glob("*.py"):
         file.unlink()
     if (folder / CARD).is_file():
-        shutil.copyfile(folder / CARD, copy / CARD)
+        # Cards of earlier versions may have secrets.
+        (copy / CARD).write_text(masked((folder / CARD).read_text(encoding="utf-8")), encoding="utf-8")
     if (folder / EVIDENCE).is_file():
         Evidence.load(folder).save(copy)
 
