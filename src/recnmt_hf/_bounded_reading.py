@@ -24,9 +24,6 @@ def read_bounded(file: IO[bytes], name: str, most: int = MAX_BYTES) -> bytes:
 
 
 def read_small_text(path: str | Path) -> str:
-    """
-    Read a file of UTF-8 text that may have been written by others, such as settings. `UserError` if it is larger than
-    [`MAX_BYTES`], `OSError` if it cannot be read, `UnicodeDecodeError` if it is not UTF-8.
-    """
+    """Read a file of UTF-8 text; `UserError` if it is larger than [`MAX_BYTES`], and the errors of `Path.read_text`."""
     with open(path, "rb") as file:
         return read_bounded(file, str(path)).decode()
