@@ -2,7 +2,9 @@
 A variant outside of recnmt_hf: a Transformer that adds the mean of the encoder states to each encoder state.
 
 Its fields and weights are saved and loaded like those of all models; with `register_for_auto_class`, its code is saved
-too.
+too. Its layer is initialised like every `nn.Linear`. An own `nn.Parameter` needs a method `initialize(self, start)` of
+its module, such as `init.zeros_(self.own_weight)` with `transformers.initialization`; without one it has no value after
+loading a baseline, as in transformers.
 """
 
 from typing import Any

@@ -4,15 +4,17 @@ import gzip
 import json
 import os
 import re
+import struct
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from datasets import Dataset, DatasetDict, Features, Translation
 from user_errors import rejects
 
 from recnmt_hf.data.corpora import Corpus, load_pairs, load_test_set, parse_corpora, prepare_dataset
-from recnmt_hf.data.text import SentencePair, read_parallel
+from recnmt_hf.data.text import SentencePair, is_plain_file, read_lines, read_parallel
 from recnmt_hf.data.tokenization import train_tokenizer
 
 
@@ -23,6 +25,15 @@ def write(path, text, encoding="utf-8"):
     else:
         path.write_text(text, encoding=encoding)
     return str(path)
+
+
+def test_zstandard_of_several_frames(tmp_path):
+    """As pzstd writes it: before each frame, one to skip with its size."""
+    codec = pa.Codec("zstd")
+    frames = [codec.compress(f"{text}\n".encode(), asbytes=True) for text in ("One", "Two")]
+    path = tmp_path / "a.zst"
+    path.write_bytes(b"".join(struct.pack("<3I", 0x184D2A50, 4, len(frame)) + frame for frame in frames))
+    assert list(read_lines(path)) == ["One", "Two"] and not is_plain_file(str(path))
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])

@@ -83,6 +83,13 @@ def test_the_folder_of_a_run_is_that_of_its_model(tiny_folder, tmp_path):
     assert recipe.model.init_from == model and recnmt_hf.Recipe(tokenizer={"source": run}).tokenizer.source == model
 
 
+def test_token_ids_that_generation_settings_lack_are_those_of_the_configuration(tiny_folder, tmp_path):
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    expected = Translator.from_pretrained(tiny_folder)("The dog sleeps.")
+    (tmp_path / "model/generation_config.json").write_text('{"num_beams": 4}')
+    assert Translator.from_pretrained(tmp_path / "model")("The dog sleeps.") == expected
+
+
 def test_arguments_of_loading(tiny_folder, tmp_path):
     assert {each.dtype for each in load_model(tiny_folder, "cpu").parameters()} == {torch.float32}
     model = load_model(str(tiny_folder), "cpu", torch.bfloat16)

@@ -1,17 +1,22 @@
 """Subclasses of the models in a user's program: saved and loaded as what they are."""
 
+import ast
 import importlib
+import inspect
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from model_contract import TINY
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, cache_utils
+from transformers import initialization as init
 
 import recnmt_hf
 from recnmt_hf.families import FAMILIES
+from recnmt_hf.models.modeling_nmt_transformer import NMTTransformerEncoder, NMTTransformerModel
 
 
 SIZES = {**TINY, "decoder_layers": 1}
@@ -48,6 +53,62 @@ def own_file(request, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module(name), prefix
     del sys.modules[name]
+
+
+NAMES = {
+    "Seq2SeqConditionalGeneration": "final_logits_bias lm_head model",
+    "Seq2SeqModelBase": "decoder encoder shared",
+    "Seq2SeqStack": "embed_input embed_scale embed_tokens gradient_checkpointing layer_norm",
+    "TransformerDecoderLayer": "encoder_attn encoder_attn_layer_norm self_attn self_attn_layer_norm",
+    "TransformerEncoderLayer": "self_attn self_attn_layer_norm",
+    "TransformerStack": "layer_norm layers",
+    "TransformerSublayers": "activation_dropout activation_fn dropout fc1 fc2 final_layer_norm normalize_before",
+}
+
+
+def test_names_that_subclasses_inherit():
+    """A new one must be a name that a subclass does not use by accident, since it would replace the attribute."""
+    found = {}
+    for name in ("seq2seq_base", "seq2seq_loading", "seq2seq_stacks", "transformer_layers"):
+        module = importlib.import_module(f"recnmt_hf.models.{name}")
+        for node in ast.parse(inspect.getsource(module)).body:
+            attributes = [one for one in ast.walk(node) if isinstance(one, ast.Attribute)]
+            own = [one for one in attributes if isinstance(one.ctx, ast.Store) and ast.unparse(one.value) == "self"]
+            if (names := sorted({one.attr for one in own if one.attr[0] != "_"})) and isinstance(node, ast.ClassDef):
+                found[node.name] = " ".join(names)
+    inputs = ("SinusoidalPositionEmbedding", "LearnedPositionEmbedding", "TokenAndPositionInput")
+    assert {name: names for name, names in found.items() if name not in inputs} == NAMES
+    text = (Path(__file__).parents[2] / ".github/CONTRIBUTING.md").read_text()
+    documented = set(" ".join(NAMES.values()).split()) - {"gradient_checkpointing"}
+    assert [name for name in sorted(documented) if f"`{name}`" not in text] == []
+
+
+class OwnEncoder(NMTTransformerEncoder):
+    """An encoder with parameters of its own, under names of papers, that it does not use."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        for name in ("scale", "gate", "alpha", "temperature", "weight", "bias", "mean"):
+            self.register_parameter(name, torch.nn.Parameter(torch.zeros(1)))
+        self.post_init()
+
+    def initialize(self, start):
+        for parameter in self.parameters(recurse=False):
+            init.ones_(parameter)
+
+
+class OwnModel(NMTTransformerModel):
+    encoder_class = OwnEncoder
+
+
+def test_unused_parameters_change_nothing_and_are_initialized(tmp_path):
+    config = recnmt_hf.NMTTransformerConfig(**SIZES)
+    base = NMTTransformerModel(config).eval()
+    base.save_pretrained(tmp_path)
+    own = OwnModel.from_pretrained(tmp_path).eval()
+    assert [parameter.item() for parameter in own.encoder.parameters(recurse=False)] == [1.0] * 7
+    ids = torch.tensor([[5, 6, 7, 2]])
+    assert torch.equal(own.encoder(ids)[0], base.encoder(ids)[0])
 
 
 def about(folder):

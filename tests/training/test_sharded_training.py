@@ -55,7 +55,9 @@ def plan(folder=None, **training):
 def prepared(tmp_path_factory):
     """The data of the recipe, prepared by the command."""
     place = tmp_path_factory.mktemp("place")
-    (place / "recipe.yaml").write_text(yaml.safe_dump(plan()))
+    recipe = plan()
+    recipe["data"]["weights"] = [1, 2]  # of training
+    (place / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert main(["prepare", str(place / "recipe.yaml"), "--output", str(place / "data"), "--workers", "1"]) == 0
     return place / "data"
 

@@ -36,8 +36,8 @@ class SentencePair(NamedTuple):
 Row = TypeVar("Row", bound=tuple[str, ...])
 # Ways to handle pairs with an empty side, and pairs that are too long.
 ON_EMPTY, ON_LONG = ("error", "skip"), ("skip", "truncate")
-# First bytes of compressed files.
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+# First bytes of compressed files. A file of pzstd begins with a frame to skip.
+GZIP, ZSTD = re.compile(rb"\x1f\x8b"), re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
 # Limit of a line. Without it, a device such as /dev/zero would fill the memory with an endless line.
 MAX_LINE_BYTES = 2**24
 
@@ -86,10 +86,10 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
             raise UserError("file.unreadable", field=str(path), reason=reason) from error
     with opened as file:
         start = file.peek(4)[:4]
-        if start.startswith(GZIP):
+        if GZIP.match(start):
             with gzip.open(file) as decompressed:
                 yield cast(IO[bytes], decompressed)
-        elif start == ZSTD:
+        elif ZSTD.match(start):
             import pyarrow as pa
 
             # pyarrow's streams are raw files in all but name.
@@ -148,7 +148,8 @@ def is_plain_file(path: str | Path) -> bool:
     if is_url(path) or not Path(path).is_file():
         return False
     with Path(path).open("rb") as file:
-        return not file.read(4).startswith((GZIP, ZSTD))
+        start = file.read(4)
+    return not (GZIP.match(start) or ZSTD.match(start))
 
 
 def missing_file_error(path: Path) -> MissingFileError:

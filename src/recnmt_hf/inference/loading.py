@@ -25,6 +25,7 @@ from .backends.protocol import Backend
 from .backends.torch_model import TorchBackend
 from .devices import resolve_device
 from .model_checks import check_loading
+from .model_settings import complete_token_ids
 from .model_task import ModelTask, read_model_task
 from .packing import pack_weights
 from .quantization import check_quantization, quantize_model
@@ -114,6 +115,7 @@ def load_model(
         )
     if check:
         check_loading(model, info)
+    complete_token_ids(model)
     return model.to(device).eval()
 
 

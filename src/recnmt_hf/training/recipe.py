@@ -140,10 +140,6 @@ class DataSection:
         given = [name for name in ("temperature", "weights", "schedule") if getattr(self, name)]
         if len(given) > 1:
             raise conflict(f"data.{given[1]}", getattr(self, given[1]), f"data.{given[0]}", "set one of them")
-        for name in ("weights", "schedule"):
-            if getattr(self, name) and self.prepared is None:
-                remedy = "run recnmt prepare and name its folder, or use data.temperature"
-                raise requirement(f"data.{name}", getattr(self, name), "data.prepared", remedy)
         if self.weights is not None:
             check_weights(self.weights, "data.weights", len(self.train))
         for number, stage in enumerate(self.schedule):
