@@ -24,7 +24,6 @@ from .._languages import check_codes, key_of_language, main_language
 from .._plain_text import control_ids, encode_plain, ids_of_texts, truncated
 from .._values import Range, check_options, check_value, documented, kind_of, option, parse
 from ..errors import ExistingFileError, MissingFileError, UserError
-from ..models.user_errors import masked_message
 from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
 from .files import digest_of_file, partial_folder
 from .generated import generate_corpus, generate_split
@@ -306,8 +305,8 @@ class Corpus:
             )
         except Exception as error:  # of many kinds
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            cause = None if masked_message(str(error)) != str(error) else error
-            raise UserError("dataset.not_loaded", field=name, reason=reason) from cause
+            hides = self.data_files != original_url(self.data_files)  # the text of a cause may have the secrets
+            raise UserError("dataset.not_loaded", field=name, reason=reason) from (None if hides else error)
 
     def check_files(self, source_lang: str, target_lang: str) -> None:
         """Raise `UserError` for a missing, unreadable or empty file, or a test set that cannot be downloaded."""
