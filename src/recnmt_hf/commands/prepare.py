@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
         shards = [shard for shard in manifest["shards"] if shard["corpus"] == number]
         if shards and not any(shard["pairs"] for shard in shards):
             by_language = any(shard["removed"].get("language") for shard in shards)
-            reason = " min_language_score expects data.source_lang and data.target_lang in every corpus." * by_language
+            reason = " min_language_score expects the languages of data, or a corpus' own." * by_language
             logger.warning(f"Warning: no pair of data.train[{number}] remains.{reason}")
 
 

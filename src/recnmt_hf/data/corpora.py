@@ -336,10 +336,10 @@ class Corpus:
         """Return the fields that decide which pairs are read."""
         # Fields of later releases are left out where they are not used: the content is the same as before.
         later = set() if self.alignments else {"alignments", "alignment_units"}
-        later |= {name for name in ("data_files", "modifiers") if not getattr(self, name)}
         later |= set() if self.has_trees else {"source_trees", "tree_columns"}
-        names = ("sacrebleu", "pair", "source_tag", "target_tag", "source_lang", "target_lang")
-        later |= {name for name in names if getattr(self, name) is None}
+        names = ("data_files", "modifiers", "sacrebleu", "pair")
+        tags_and_codes = ("source_tag", "target_tag", "source_lang", "target_lang")
+        later |= {name for name in (*names, *tags_and_codes) if not getattr(self, name)}
         return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in later}
 
 

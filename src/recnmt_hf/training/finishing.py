@@ -184,20 +184,12 @@ def test(recipe: Recipe, folder: Path, device: torch.device) -> dict[str, Any]:
         sources, references = load_test_set(corpora, data.source_lang, data.target_lang, data.on_empty)
         dataset = [stated(corpus) for corpus in corpora]
         languages = data.source_lang, data.target_lang
-        rows = [place for place, corpus in enumerate(corpora) for _ in corpus.test_rows(*languages, data.on_empty)]
-        columns = [tuple(corpus.language_columns(*languages, translator.tokenizers).values()) for corpus in corpora]
-        score, texts, line = test_model(
-            translator,
-            name,
-            sources,
-            references,
-            data.target_lang,
-            options,
-            recipe.scorer_of(corpora),
-            dataset,
-            [corpora[place].target_tag or "" for place in rows],
-            [columns[place] for place in rows],
-        )
+        rows: list[Any] = []  # tag and languages of each segment
+        for corpus in corpora:
+            codes = tuple(corpus.language_columns(*languages, translator.tokenizers).values())
+            rows += [(corpus.target_tag or "", codes) for _ in corpus.test_rows(*languages, data.on_empty)]
+        segments, scorer = (sources, references, data.target_lang, options), recipe.scorer_of(corpora)
+        score, texts, line = test_model(translator, name, *segments, scorer, dataset, *zip(*rows, strict=True))
         write_lines(folder.parent / f"{FINAL}-{name}.{data.target_lang}", texts)
         logger.info(line)
         results[name] = {**score.scores, "signature": score.signature, "sentences": len(sources)}

@@ -236,9 +236,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.tokenizers.check_padding(getattr(getattr(model, "config", None), "pad_token_id", None))
         self.reads_trees = tree_options(getattr(model, "config", None)) is not None
         # transformers' own models need the decoder's input where the Trainer smooths labels.
-        collator = collator_of(tokenizer, None if smooths_itself(model) else model)
-        collator.languages = last_languages(model, self.tokenizers.target)
-        kwargs.setdefault("data_collator", collator)
+        kwargs.setdefault("data_collator", collator_of(self.tokenizers, model))
         # Before the callbacks that print.
         kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), TimeLeft()]
         super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
@@ -656,7 +654,7 @@ class TranslationCollator(TreeCollator):
     """
     A collator that also makes the tensor of `links` ([`~recnmt_hf.data.alignments.collate_links`]), and the decoder's
     input for models of transformers that do not make it themselves. Labels that end in one of the tokens `languages`
-    begin with it instead, as translations do.
+    (of mBART, and of NLLB formerly) begin with it instead, as translations do.
     """
 
     languages: Collection[int] = ()
@@ -681,22 +679,18 @@ class TranslationCollator(TreeCollator):
         return batch
 
 
-def collator_of(tokenizer: PreTrainedTokenizerBase, model: torch.nn.Module | None = None) -> TranslationCollator:
+def collator_of(tokenizers: TokenizerPair, model: Any) -> TranslationCollator:
     """Return a collator that pads on the right, as shifting labels to the right requires."""
+    tokenizer, target = tokenizers
     if tokenizer.padding_side != "right":
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.padding_side = "right"
-    return TranslationCollator(tokenizer, model)
-
-
-def last_languages(model: Any, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """
-    Return the ids of the languages with which a tokenizer ends labels (mBART, NLLB's former form), if the decoder of a
-    model begins with another token: it would be told the language of a translation only at its end.
-    """
-    ids = language_ids(tokenizer)
+    collator = TranslationCollator(tokenizer, None if smooths_itself(model) else model)
+    languages = language_ids(target).values()
     start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
-    return set() if start is None or start in ids.values() else set(ids.values())
+    if start is not None and start not in languages:  # else the decoder begins with the last token of the labels
+        collator.languages = frozenset(languages)
+    return collator
 
 
 def rotate_checkpoints(args: TranslationTrainingArguments) -> None:
