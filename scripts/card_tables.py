@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+
+sys.path.append(str(Path(__file__).resolve().parent / "experiments"))  # the programs that write such results
+from logical_inference import plot_accuracies
+
 from recnmt_hf.analysis.plots import check_picture
 from recnmt_hf.data.files import locked_file, open_output
-from recnmt_hf.experiments.logical_inference import plot_accuracies
 from recnmt_hf.experiments.sweep import CellResult, plot_sweep
 from recnmt_hf.families import FAMILIES, Family, PaperTable, paper_table_of
 from recnmt_hf.hub.card import markdown_table, number

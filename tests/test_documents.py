@@ -5,6 +5,7 @@ import logging
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,8 @@ def test_python_snippets_run_in_order(repository, tmp_path, monkeypatch, capsys)
 
 def test_commands_parse(repository, monkeypatch):
     monkeypatch.syspath_prepend(repository / "scripts/benchmarks")
+    programs = {"scripts/benchmarks/compare.py"}
+    programs |= {f"scripts/experiments/{path.name}" for path in (repository / "scripts/experiments").glob("*.py")}
     found = 0
     for document in documents(repository):
         for block in blocks(document.read_text(), "bash"):
@@ -76,8 +79,8 @@ def test_commands_parse(repository, monkeypatch):
                     args = parse(build_parser(words[1]), words[1:])
                     args.check(args)
                     found += 1
-                if words[1:2] == ["scripts/benchmarks/compare.py"]:
-                    importlib.import_module("compare").parse_arguments(words[2:])
+                if words[:1] == ["python"] and words[1] in programs:
+                    importlib.import_module(Path(words[1]).stem).parse_arguments(words[2:])
                 for word in words:
                     if word.startswith(("scripts/", "tests/", "src/")):
                         assert (repository / word).exists(), word

@@ -173,8 +173,6 @@ MESSAGES |= {
     "batches.lengths": "There are {sources} source and {targets} target lengths. Pass one of each per sentence pair.",
     "batches.too_few_pairs": "{pairs} sentence pairs are too few for {value} processes. Use fewer processes or more "
     "data; check whether length limits or weights of corpora leave out pairs.",
-    "logic.missing_file": "{field} does not exist, only {names}. Correct the folder, or run `recnmt logic-corpus`.",
-    "logic.line": "{field}, line {line}: expected a relation ({relations}) and two formulas, separated by tabs.",
     # tokenizers
     "tokenizer.byte_fallback": "{field}={value} is only supported with kind=bpe, got {kind}. Change one of them.",
     "tokenizer.vocabulary_too_small": "{field}={value} must be above {reserved}, the number of control tokens and "
@@ -421,14 +419,6 @@ MESSAGES |= {
     "results.claim": "{field}: {value} or its baseline is not a row of the comparison, or the papers' tables of its "
     "family have no BLEU for this system. Correct the row, its family or its system.",
     "results.section": "{field}: there is no section {value}. Choose one of {sections}.",
-    "logic.no_models": "{field} is empty. Add a model, e.g. models: {{hybrid: {{preset: logic_hybrid}}}}.",
-    "logic.model_name": "{field}: the name {value} is not allowed. Use letters, digits, _, - and . in the name.",
-    "logic.warmup": "{field}={value} has no effect with schedule=plateau. Remove one of them.",
-    "logic.too_few_pairs": "{count} pairs are too few to train and validate. Raise {field} or data.most_operators.",
-    "logic.other_recipe": "{field} contains a run of another recipe or other pairs. Choose another folder, or pass "
-    "--overwrite.",
-    "logic.unreadable_result": "{field} cannot be read ({reason}). Delete it.",
-    "logic.no_results": "There are no results to plot in {field}. Train a model.",
     "probe.no_vector": "The model has no vector {value}. Choose from {names}.",
     "probe.no_words": "{field}: the {side} has no word of the model's vocabulary. Remove this sentence or pair.",
     "probe.no_sentences": "There are no sentences. Pass at least one.",

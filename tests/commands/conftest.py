@@ -64,7 +64,6 @@ def make_texts(world):
         "recipe.yaml": "model: {preset: tiny}\n",
         "list.yaml": "- 1\n- 2\n",
         "broken.yaml": "model: {preset: tiny\n",
-        "logic.yaml": "models: {a: {fields: {d_model: 16}}}\ndata: {pairs: 50}\n",
     }
     for name, text in files.items():
         (world / name).write_text(text, encoding="utf-8", newline="")

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from recnmt_hf.commands.main import COMMANDS, build_parser, explain_system_error, main
+from recnmt_hf.commands.main import COMMANDS, MOVED, build_parser, explain_system_error, main
 
 
 def call(capsys, *words):
@@ -230,6 +230,13 @@ def test_files_of_different_lengths_are_rejected(capsys, texts, tmp_path):
     (tmp_path / "short.de").write_text("eins\n")
     code, _, err = call(capsys, "evaluate", tmp_path / "short.de", "-r", texts / "test.de")
     assert code == 2 and "[evaluate.lines]" in err and "short.de" in err
+
+
+@pytest.mark.parametrize(("command", "program"), MOVED.items())
+def test_moved_commands_name_their_program(capsys, repository, command, program):
+    code, out, err = call(capsys, command, "--help")
+    assert (code, out) == (2, "") and f"python scripts/experiments/{program}" in err
+    assert (repository / "scripts/experiments" / program).is_file()
 
 
 def test_parameters_compares_models(capsys):

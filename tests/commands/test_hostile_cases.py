@@ -112,12 +112,11 @@ FOLDERS = {
         "sweep {} -o OUT --seeds 1 2",
         "sweep recipe.yaml training.use_cpu=true model.init_from={} -o OUT --seeds 1 2",
     ],
-    "logic recipe": ["logic {} -o OUT"],
     "tokenizer files": ["tokenizer {} -o OUT"],
     "evaluate hypotheses": ["evaluate {} -r one.de"],
 }
 # Commands that take no folder.
-WITHOUT_FOLDERS = {"parameters", "corpus", "logic-corpus"}
+WITHOUT_FOLDERS = {"parameters", "corpus"}
 KINDS = ("ct2", "onnx", "empty-model", "model/config.json", "no-weights")
 
 

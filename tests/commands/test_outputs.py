@@ -35,15 +35,12 @@ OUTPUTS = {
         "probe-words",
         "json",
     ): "model --train one.en one.de --validation one.en one.de --test one.en one.de --json OUTPUT",
-    ("logic", "output"): "logic.yaml training.epochs=1 --output OUTPUT",
-    ("logic", "plot"): "logic.yaml training.epochs=1 --output NEW --plot OUTPUT",
     ("plot", "output"): "run --output OUTPUT",
     ("publish", "output"): "model me/it --dry-run --output OUTPUT",
     ("export", "output"): "model OUTPUT --format ctranslate2",
     ("import-marian", "output"): "MARIAN OUTPUT",
     ("export-marian", "output"): "model OUTPUT",
     ("corpus", "output"): "OUTPUT --train 3 --validation 1 --test 1 --test-deep 1",
-    ("logic-corpus", "output"): "OUTPUT --pairs 5",
 }
 # Arguments whose help mentions writing but which are not outputs, such as the folder of the model.
 NO_OUTPUTS = {

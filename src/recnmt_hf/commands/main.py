@@ -36,7 +36,6 @@ COMMANDS = {
     "inspect": "show internal states of a model for one sentence, as a picture or as text",
     "probe": "run ten probing tasks on the sentence vectors of a model",
     "probe-words": "measure how well a source vector predicts the words of the translation",
-    "logic": "train encoders on logical inference, and evaluate them by number of operators",
     "test": "evaluate a trained model on test sets, and save scores and translations in its folder",
     "plot": "plot the learning curves of training runs",
     "card": "write the model card of a trained model",
@@ -46,12 +45,13 @@ COMMANDS = {
     "export-marian": "write a base Transformer as a MarianMT checkpoint or in Marian's own format",
     "parameters": "count the parameters of models, and compare them",
     "corpus": "write the generated English-German corpus",
-    "logic-corpus": "write a generated corpus of logical inference",
 }
 # Commands of 0.2, now subjects of `inspect`; they work for one more version.
 RENAMED = ("attention", "global", "positions", "tree")
+# Commands of 0.2 that are now programs of the repository, named until 0.4.0.
+MOVED = {"logic": "logical_inference.py", "logic-corpus": "logic.py"}
 # Commands that need no model.
-MODEL_FREE_COMMANDS = {"evaluate", "tokenizer", "corpus", "logic-corpus"}
+MODEL_FREE_COMMANDS = {"evaluate", "tokenizer", "corpus"}
 # Commands that end when the reader of a pipe does, unless they also write files.
 STREAMING_COMMANDS = {"translate", "score", "align"}
 FILE_OPTIONS = ("plot", "shortlist")
@@ -135,6 +135,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in argv if not word.startswith("-")), None)
     prepare_streams()
+    if chosen in MOVED:
+        program = f"python scripts/experiments/{MOVED[chosen]}"
+        print(f"recnmt {chosen} is now `{program}` in the repository of recnmt_hf.", file=sys.stderr)
+        return USER_ERROR
     if chosen in RENAMED:
         place = argv.index(chosen)
         argv[place : place + 1] = ["inspect", f"--subject={chosen}"]

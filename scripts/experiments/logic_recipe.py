@@ -7,21 +7,21 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from .._values import DEFAULT, MOST_SEED, Range, check_options, documented, given_fields, mapping, option, parse
-from ..data.logic import MAX_OPERATORS, RELATIONS
-from ..errors import UserError
-from ..models.configuration_onlstm_transformer import ONLSTMTransformerConfig
-from ..training.recipe import NAME_OF_A_TEST_SET
-from ..training.recipe_yaml import content_of, dump_yaml
+from logic import MAX_OPERATORS, RELATIONS
+
+from recnmt_hf import ONLSTMTransformerConfig
+from recnmt_hf._values import DEFAULT, MOST_SEED, Range, check_options, given_fields, mapping, option, parse
+from recnmt_hf.errors import UserError
+from recnmt_hf.training.recipe import NAME_OF_A_TEST_SET
+from recnmt_hf.training.recipe_yaml import content_of, dump_yaml
 
 
-@documented
 @dataclass
 class LogicData:
     """Pairs of formulas."""
 
     folder: str | None = option(
-        None, "folder with train0.tsv to test12.tsv, plain or compressed (`recnmt logic-corpus`); null: generate them"
+        None, "folder with train0.tsv to test12.tsv, plain or compressed (logic.py); null: generate them"
     )
     pairs: Annotated[int, Range(least=1, most=10**8)] = option(500_000, "number of pairs to generate")
     seed: Annotated[int, Range(least=0, most=MOST_SEED)] = option(1, "seed of the generator")
@@ -31,7 +31,6 @@ class LogicData:
     validation_every: Annotated[int, Range(least=2)] = option(10, "use every n-th training pair for validation")
 
 
-@documented
 @dataclass
 class LogicTraining:
     """Training of an encoder with its classifier: Adam; the epoch with the best validation accuracy is used."""
@@ -66,7 +65,7 @@ class LogicRecipe:
         data ([`LogicData`] or mapping), training ([`LogicTraining`] or mapping): The sections above.
 
     Raises:
-        ValueError: A section or field does not exist, or a value is not allowed; the message names it.
+        UserError, SystemExit: A section or field does not exist, or a value is not allowed; the message names it.
     """
 
     models: dict[str, Any] = field(default_factory=dict)
@@ -83,23 +82,21 @@ class LogicRecipe:
         models = mapping(self.models, "models")
         self.models = {str(name): value for name, value in models.items() if value not in (None, DEFAULT)}
         if not self.models:
-            raise UserError("logic.no_models", field="models")
+            raise SystemExit("The recipe has no models; add one, e.g. models: {hybrid: {preset: logic_hybrid}}")
         for name, value in self.models.items():
             if not NAME_OF_A_TEST_SET.fullmatch(name):
-                raise UserError("logic.model_name", field="models", value=name)
+                raise SystemExit(f"models: the name {name!r} may only have letters, digits, _, - and .")
             value = given_fields(value, ("preset", "fields"), f"models.{name}")
             model_fields = mapping(value.get("fields"), f"models.{name}.fields")
             self.models[name] = {"preset": value.get("preset", "logic_hybrid"), "fields": model_fields}
             self.config(name, len(RELATIONS))
         if self.training.schedule == "plateau" and self.training.warmup_steps:
-            raise UserError("logic.warmup", field="training.warmup_steps", value=self.training.warmup_steps)
+            raise SystemExit("training.warmup_steps has no effect with schedule=plateau; remove one of them")
 
     def config(self, name: str, vocab_size: int) -> ONLSTMTransformerConfig:
         """
-        Return the configuration of a model.
-
-        Raises:
-            ValueError: Its preset or a field does not exist, or a value is not allowed.
+        Return the configuration of a model; `UserError` if its preset or a field does not exist, or a value is not
+        allowed.
         """
         place, chosen = f"models.{name}", self.models[name]
         known = (entry.name for entry in fields(ONLSTMTransformerConfig))
@@ -116,7 +113,7 @@ class LogicRecipe:
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> LogicRecipe:
-        """Load a recipe as [`~recnmt_hf.training.recipe.Recipe.from_file`] does."""
+        """Load a recipe as `recnmt_hf.Recipe.from_file` does."""
         known = {entry.name for entry in fields(cls)}
         return cls(**given_fields(content_of(Path(path), overrides), known))
 

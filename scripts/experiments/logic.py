@@ -1,18 +1,24 @@
+#!/usr/bin/env python
 """
-Pairs of formulas of propositional logic and the relation between them (Bowman et al., 2015, "Tree-structured
-Composition in Neural Networks without Tree-structured Architectures", section 4).
+Write a generated corpus of logical inference: pairs of formulas of propositional logic and the relation between them
+(Bowman et al., 2015, "Tree-structured Composition in Neural Networks without Tree-structured Architectures").
+
+    python scripts/experiments/logic.py outputs/logic --pairs 500000
 """
 
 from __future__ import annotations
 
+import argparse
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .._values import MOST_SEED, Range, check_value
-from ..errors import MissingFileError, UserError
-from .text import read_lines
+from recnmt_hf.commands.arguments import SEED, Parser, whole
+from recnmt_hf.data.files import open_output_folder
+from recnmt_hf.data.text import read_lines, write_lines
+from recnmt_hf.errors import UserError
 
 
 PROPOSITIONS = ("a", "b", "c", "d", "e", "f")
@@ -99,8 +105,6 @@ def generate_logic(pairs: int = 500_000, seed: int = 1) -> dict[str, list[list[L
     duplicates. Return for `"train"` and `"test"` one list of pairs per number of operators from 0 to 12 (or more). The
     last 15% of each number are for the test.
     """
-    pairs = check_value("pairs", pairs, int, Range(least=1, most=10**8))
-    seed = check_value("seed", seed, int, Range(least=0, most=MOST_SEED))
     bins: list[dict[LogicPair, None]] = [{} for _ in range(MAX_OPERATORS + 1)]
     for pair, _ in zip(draw_pairs(seed), range(pairs), strict=False):
         bins[min(pair.operators, MAX_OPERATORS)].setdefault(pair)
@@ -116,21 +120,22 @@ def read_logic(folder: str | Path, split: str, operators: int) -> list[LogicPair
     """
     Read the pairs of a split (`"train"` or `"test"`) with a number of operators from 0 to 12. A line has relation, left
     and right formula, separated by tabs. The folder contains `train0.tsv` to `test12.tsv`, plain or with `.gz` or
-    `.zst`, or, as in the public corpus, without ending. `UserError` for a missing file, or a malformed line.
+    `.zst`, or, as in the public corpus, without ending. Exit with a message for a missing file or a malformed line.
     """
     folder, name = Path(folder), f"{split}{operators}"
     paths = [path for ending in (".tsv", ".tsv.gz", ".tsv.zst", "") if (path := folder / f"{name}{ending}").is_file()]
     if not paths:
         names = ", ".join(sorted(path.name for path in folder.glob(f"{split}*"))) or "none"
-        raise MissingFileError("logic.missing_file", field=str(folder / f"{name}.tsv"), names=names)
+        raise SystemExit(f"{folder / name}.tsv does not exist, only {names}; logic.py writes a generated corpus")
     pairs = []
     for number, line in enumerate(read_lines(paths[0]), start=1):
         relation, *formulas = line.split("\t")
         if relation not in RELATIONS or len(formulas) != 2 or not all(map(is_formula, formulas)):
-            raise UserError("logic.line", field=str(paths[0]), line=number, relations=" ".join(RELATIONS))
+            expected = f"a relation ({' '.join(RELATIONS)}) and two formulas, separated by tabs"
+            raise SystemExit(f"{paths[0]}, line {number}: expected {expected}")
         pairs.append(LogicPair(relation, *formulas))
     if not pairs:
-        raise UserError("file.empty", field=str(paths[0]))
+        raise SystemExit(f"{paths[0]} is empty")
     return pairs
 
 
@@ -138,3 +143,30 @@ def is_formula(text: str) -> bool:
     """Return whether a text consists of the words of formulas."""
     words = text.split()
     return bool(words) and all(word in WORDS for word in words)
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = Parser(prog="logic.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("output", help="folder for train0.tsv to train12.tsv and test0.tsv to test12.tsv, one per number of operators")
+    add("--pairs", type=whole(1, 10**8), default=500_000, help="number of pairs to draw; duplicates are removed")
+    add("--seed", type=SEED, default=1, help="random seed")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
+    with open_output_folder(args.output) as working:
+        corpus = generate_logic(args.pairs, args.seed)
+        for split, bins in corpus.items():
+            for operators, pairs in enumerate(bins):
+                write_lines(working / f"{split}{operators}.tsv", ("\t".join(pair) for pair in pairs))
+    for split, bins in corpus.items():
+        print(f"{split}: {sum(map(len, bins))} pairs")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"logic.py: {error}")

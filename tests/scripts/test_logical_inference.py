@@ -8,27 +8,24 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from user_errors import rejects
-
-from recnmt_hf import UserError
-from recnmt_hf.commands.main import main
-from recnmt_hf.data.logic import RELATIONS, WORDS, LogicPair, generate_logic
-from recnmt_hf.experiments.logic_recipe import LogicRecipe
-from recnmt_hf.experiments.logical_inference import (
+from logic import RELATIONS, WORDS, LogicPair, generate_logic
+from logic_recipe import LogicRecipe
+from logical_inference import (
     MAJORITY,
     LogicResult,
     PairCollator,
     load_logic,
     logic_tokenizer,
-    plot_logic,
+    main,
     table_of,
     tokenized,
 )
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from recnmt_hf import UserError
 
 
 SMALL = {"preset": "logic_hybrid", "fields": {"d_model": 32, "encoder_ffn_dim": 32}}
@@ -36,11 +33,11 @@ SMALL = {"preset": "logic_hybrid", "fields": {"d_model": 32, "encoder_ffn_dim": 
 DATA = {"pairs": 4000, "most_operators": 2}
 
 
-def recipe_file(folder, models=None, **sections):
+def recipe_file(folder, models=None, epochs=2):
     content = {
         "models": models or {"hybrid": SMALL},
-        "data": {**DATA, **sections.get("data", {})},
-        "training": {"epochs": 2, "batch_size": 32, "use_cpu": True, **sections.get("training", {})},
+        "data": DATA,
+        "training": {"epochs": epochs, "batch_size": 32, "use_cpu": True},
     }
     path = folder / "recipe.yaml"
     path.write_text(json.dumps(content))
@@ -57,14 +54,6 @@ def test_every_nth_pair_is_for_validation():
     every = [pair for of_bin in corpus["train"][:3] for pair in of_bin]
     assert validation == every[::7] and sorted(training + validation) == sorted(every)
     assert tests == corpus["test"] and all(pair.operators <= 2 for pair in training)
-
-
-def test_data_of_a_folder(tmp_path, capsys):
-    assert main(["logic-corpus", str(tmp_path / "logic"), "--pairs", str(DATA["pairs"])]) == 0
-    assert capsys.readouterr().out.startswith("train: ")
-    assert len(list((tmp_path / "logic").glob("*.tsv"))) == 26
-    written = load_logic(LogicRecipe({"hybrid": SMALL}, {**DATA, "folder": str(tmp_path / "logic")}))
-    assert written == load_logic(LogicRecipe({"hybrid": SMALL}, DATA))
 
 
 def test_tokens_are_the_words_alone():
@@ -89,55 +78,32 @@ def test_batches_are_padded_on_the_right():
 
 
 @pytest.mark.parametrize(
-    ("content", "code", "field"),
+    ("content", "field"),
     [
-        ({}, "logic.no_models", "models"),
-        ({"models": {"a": {"size": 3}}}, "option.unknown", "models.a.size"),
-        ({"models": {"a/b": SMALL}}, "logic.model_name", "models"),
-        ({"models": {"a": {"preset": "logic"}}}, None, "models.a"),
-        ({"models": {"a": {"fields": {"d_modl": 8}}}}, "option.unknown", "models.a.fields.d_modl"),
-        ({"models": {"a": {"fields": {"d_model": 0}}}}, None, "models.a"),
-        ({"models": {"a": SMALL}, "data": {"pairs": 0}}, "option.value", "data.pairs"),
-        ({"models": {"a": SMALL}, "data": {"folders": "x"}}, "option.unknown", "data.folders"),
-        ({"models": {"a": SMALL}, "training": {"schedule": "cosin"}}, "option.value", "training.schedule"),
-        (
-            {"models": {"a": SMALL}, "training": {"schedule": "plateau", "warmup_steps": 9}},
-            "logic.warmup",
-            "training.warmup_steps",
-        ),
-        ({"models": {"a": SMALL}, "train": {}}, "option.unknown", "train"),
+        ({}, "models"),
+        ({"models": {"a/b": SMALL}}, "a/b"),
+        ({"models": {"a": {"fields": {"d_modl": 8}}}}, "models.a.fields.d_modl"),
+        ({"models": {"a": SMALL}, "data": {"pairs": 0}}, "data.pairs"),
+        ({"models": {"a": SMALL}, "training": {"schedule": "plateau", "warmup_steps": 9}}, "training.warmup_steps"),
     ],
 )
-def test_wrong_recipes(tmp_path, content, code, field):
+def test_wrong_recipes_are_refused_before_training(tmp_path, content, field):
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises((UserError, SystemExit), match=field):
         LogicRecipe.from_file(path)
-    assert caught.value.field.startswith(field)
-    assert code is None or (caught.value.code, caught.value.field) == (code, field)
 
 
 def test_the_shipped_recipe(repository):
     """Figure 1's four encoders in the papers' setting."""
-    recipe = LogicRecipe.from_file(repository / "scripts/recipes/logic/logical_inference.yaml", ["training.epochs=3"])
-    kinds = {name: recipe.config(name, 15).encoder_layer_types for name in recipe.models}
-    assert kinds == {
-        "SAN": ["attention", "attention"],
+    path = repository / "scripts/recipes/logic/logical_inference.yaml"
+    recipe = LogicRecipe.from_file(path, ["training.epochs=3", "models.SAN=null"])
+    assert {name: recipe.config(name, 15).encoder_layer_types for name in recipe.models} == {
         "LSTM": ["lstm", "lstm"],
         "ON-LSTM": ["onlstm", "onlstm"],
         "hybrid": ["onlstm", "attention"],
     }
     assert recipe.data.most_operators == 6 and recipe.training.epochs == 3 and recipe.training.schedule == "linear"
-
-
-def test_models_may_be_left_out(tmp_path):
-    path = recipe_file(tmp_path, {"one": SMALL, "two": SMALL})
-    assert list(LogicRecipe.from_file(path, ["models.one=null"]).models) == ["two"]
-
-
-def test_too_few_pairs():
-    with rejects("logic.too_few_pairs", field="data.pairs"):
-        load_logic(LogicRecipe({"hybrid": SMALL}, {"pairs": 1, "most_operators": 0}))
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
@@ -149,7 +115,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("logic")
     lstm = {"preset": "logic_lstm", "fields": {"d_model": 24}}
     path = recipe_file(folder, {"hybrid": SMALL, "LSTM": lstm})
-    assert main(["logic", str(path), "-o", str(folder / "out"), "--plot", str(folder / "plot.png")]) == 0
+    main([str(path), "-o", str(folder / "out"), "--plot", str(folder / "plot.png")])
     return folder
 
 
@@ -181,7 +147,7 @@ def test_results_are_those_of_the_saved_model(finished):
 def test_finished_models_are_kept(finished, capsys):
     before = {path: path.stat().st_mtime_ns for path in (finished / "out").rglob("*") if path.is_file()}
     capsys.readouterr()
-    assert main(["logic", str(finished / "recipe.yaml"), "-o", str(finished / "out")]) == 0
+    main([str(finished / "recipe.yaml"), "-o", str(finished / "out")])
     printed = capsys.readouterr()
     assert "hybrid (1 of 2) is done." in printed.err and "LSTM (2 of 2) is done." in printed.err
     table = [line.split("\t") for line in printed.out.splitlines()]
@@ -193,40 +159,32 @@ def test_finished_models_are_kept(finished, capsys):
     }
 
 
-def test_another_recipe_does_not_overwrite(finished, tmp_path, capsys):
+def test_another_recipe_does_not_overwrite(finished, tmp_path):
     output = shutil.copytree(finished / "out", tmp_path / "out")
-    words = ["logic", str(finished / "recipe.yaml"), "training.seed=2", "models.LSTM=null", "-o", str(output)]
-    assert main(words) == 2
-    assert "[logic.other_recipe]" in capsys.readouterr().err
-    record = output / "hybrid" / "recipe.yaml"
-    recorded = record.read_text()
-    record.write_text(recorded.partition("\n")[2])  # as earlier versions wrote it
-    assert main(["logic", str(finished / "recipe.yaml"), "models.LSTM=null", "-o", str(output)]) == 0
-    record.write_text(recorded)
-    record.write_text(record.read_text().replace("of the pairs: ", "of the pairs: f"))
-    assert main(["logic", str(finished / "recipe.yaml"), "models.LSTM=null", "-o", str(output)]) == 2
-    assert "[logic.other_recipe]" in capsys.readouterr().err
+    words = [str(finished / "recipe.yaml"), "training.seed=2", "models.LSTM=null", "-o", str(output)]
+    with pytest.raises(SystemExit, match="another recipe"):
+        main(words)
     (output / "hybrid" / "own.txt").write_text("mine")
-    assert main([*words, "training.epochs=1", "--overwrite"]) == 0
+    main([*words, "training.epochs=1", "--overwrite"])
     assert (output / "hybrid" / "own.txt").read_text() == "mine"
     assert "1" in (output / "logic.tsv").read_text().splitlines()[1].split("\t")[2]
     assert (output / "LSTM" / "logic.json").is_file()
 
 
-def test_folders_of_others_stay(tmp_path, capsys):
+def test_folders_of_others_stay(tmp_path):
     (tmp_path / "out" / "hybrid").mkdir(parents=True)
     (tmp_path / "out" / "hybrid" / "letter.txt").write_text("mine")
-    assert main(["logic", str(recipe_file(tmp_path)), "-o", str(tmp_path / "out")]) == 2
-    assert "[output.not_empty]" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="not empty"):
+        main([str(recipe_file(tmp_path)), "-o", str(tmp_path / "out")])
     assert [path.name for path in (tmp_path / "out" / "hybrid").iterdir()] == ["letter.txt"]
 
 
 KILLED = """
     import os, signal, sys
-    from recnmt_hf.experiments import logical_inference
-    from recnmt_hf.commands.main import main
+    sys.path.insert(0, sys.argv[1])
+    import logical_inference
 
-    when, mark = sys.argv[1], logical_inference.mark_complete
+    when, mark = sys.argv[2], logical_inference.mark_complete
 
     def killed(folder):
         if when == "before":
@@ -235,26 +193,23 @@ KILLED = """
         os.kill(os.getpid(), signal.SIGKILL)
 
     logical_inference.mark_complete = killed
-    main(sys.argv[2:])
+    logical_inference.main(sys.argv[3:])
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_killed_run_goes_on_to_the_same_model(tmp_path, when):
+def test_a_killed_run_goes_on_to_the_same_model(tmp_path, repository, when):
     """Whether the first epoch's checkpoint was whole or not: the same weights as without the kill."""
-    path = recipe_file(tmp_path, training={"epochs": 3})
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(KILLED))
-    words = ["logic", str(path), "-o", str(tmp_path / "killed")]
+    path = recipe_file(tmp_path, epochs=3)
+    words = [str(path), "-o", str(tmp_path / "killed")]
+    command = [sys.executable, "-c", textwrap.dedent(KILLED), repository / "scripts/experiments", when, *words]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # as here: with more, sums differ in their last digits
-    result = subprocess.run(
-        [sys.executable, str(program), when, *words], capture_output=True, text=True, env=one_thread
-    )
+    result = subprocess.run(command, capture_output=True, text=True, env=one_thread)
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert len(list((tmp_path / "killed" / "hybrid").glob("checkpoint-*"))) == 1
-    assert main(words) == 0
-    assert main(["logic", str(path), "-o", str(tmp_path / "whole")]) == 0
+    main(words)
+    main([str(path), "-o", str(tmp_path / "whole")])
     weights = [
         (tmp_path / each / "hybrid" / "model" / "model.safetensors").read_bytes() for each in ("killed", "whole")
     ]
@@ -263,8 +218,6 @@ def test_a_killed_run_goes_on_to_the_same_model(tmp_path, when):
     assert 1 <= len(left) <= 2
 
 
-def test_tables_and_plots_without_results(tmp_path):
+def test_the_table_has_the_majority_class():
     rows = table_of([LogicResult("a", 10, 1.0, 0.5, {1: 0.5}, {1: 4}, {1: 0.25})])
     assert rows[1] == ["a", "10", "1", "50.00", "50.00"] and rows[2] == [MAJORITY, "", "", "", "25.00"]
-    with rejects("logic.no_results"):
-        plot_logic([], Path(tmp_path) / "plot.png", 6)

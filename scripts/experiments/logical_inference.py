@@ -1,10 +1,14 @@
+#!/usr/bin/env python
 """
 Logical inference (Tran et al., 2018; Hao et al., 2019, section 4.4): encoders learn the relation between two short
 formulas, and are tested on longer ones.
+
+    python scripts/experiments/logical_inference.py scripts/recipes/logic/logical_inference.yaml --plot logic.png
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import Counter
@@ -16,6 +20,8 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from logic import MAX_OPERATORS, RELATIONS, WORDS, LogicPair, generate_logic, read_logic
+from logic_recipe import LogicRecipe
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
@@ -29,18 +35,18 @@ from transformers import (
     set_seed,
 )
 
-from ..data.files import open_output, reject_model_folder, remove
-from ..data.logic import MAX_OPERATORS, RELATIONS, WORDS, LogicPair, generate_logic, read_logic
-from ..data.text import write_results
-from ..data.tokenization import END, PAD, SPECIAL_TOKENS, UNKNOWN
-from ..errors import ExistingFileError, UserError
-from ..inference.devices import keep_freed_memory
-from ..models.modeling_onlstm_transformer import ONLSTMTransformerForSequencePairClassification
-from ..training.checkpoints import MANIFEST, discard, mark_complete, newest_intact_checkpoint, numbered_in
-from ..training.evidence import sum_of_lines
-from ..training.output_folder import FINAL, RECIPE, REPLACED, locked, replace_folder
-from ..training.processes import Processes, logger, progress_bars_on_terminals, settings_of_one_run
-from .logic_recipe import LogicRecipe
+from recnmt_hf import ONLSTMTransformerForSequencePairClassification
+from recnmt_hf.analysis.plots import QUANTITIES, check_picture, line_panels
+from recnmt_hf.commands.arguments import PICTURE_HELP, Parser, add_recipe_arguments
+from recnmt_hf.data.files import open_output, reject_model_folder, remove
+from recnmt_hf.data.text import tsv, write_results
+from recnmt_hf.data.tokenization import END, PAD, SPECIAL_TOKENS, UNKNOWN
+from recnmt_hf.errors import UserError
+from recnmt_hf.inference.devices import keep_freed_memory
+from recnmt_hf.training.checkpoints import MANIFEST, discard, mark_complete, newest_intact_checkpoint, numbered_in
+from recnmt_hf.training.evidence import sum_of_lines
+from recnmt_hf.training.output_folder import FINAL, RECIPE, REPLACED, locked, replace_folder
+from recnmt_hf.training.processes import Processes, logger, progress_bars_on_terminals, settings_of_one_run
 
 
 RESULTS = "logic.json"
@@ -87,7 +93,7 @@ def load_logic(recipe: LogicRecipe) -> tuple[list[LogicPair], list[LogicPair], l
     validation = pairs[:: data.validation_every]
     training = [pair for number, pair in enumerate(pairs) if number % data.validation_every]
     if not training or not validation:
-        raise UserError("logic.too_few_pairs", field="data.pairs", count=len(pairs))
+        raise SystemExit(f"{len(pairs)} pairs are too few; raise data.pairs or data.most_operators")
     return training, validation, corpus["test"]
 
 
@@ -106,7 +112,7 @@ def tokenized(pairs: Sequence[LogicPair], tokenizer: PreTrainedTokenizerFast) ->
 
 @dataclass
 class PairCollator:
-    """Batches of tokenized pairs, padded on the right, for [`ONLSTMTransformerForSequencePairClassification`]."""
+    """Batches of tokenized pairs, padded on the right, for `ONLSTMTransformerForSequencePairClassification`."""
 
     pad_token_id: int
 
@@ -187,9 +193,8 @@ def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False
     resumes from its newest intact checkpoint. The folder `output` gets `logic.tsv` and `logic.json` with the results,
     and for each model a folder with the best one in `model`; `overwrite` deletes the results of an earlier run.
 
-    Raises:
-        FileExistsError: A folder contains the run of another recipe, and `overwrite` is not set.
-        ValueError, FileNotFoundError: The data are missing or damaged.
+    Exit with a message if the data are missing or damaged, or a folder contains the run of another recipe and
+    `overwrite` is not set.
     """
     output = Path(output)
     on_cpu = recipe.training.use_cpu or not torch.accelerator.is_available()
@@ -231,9 +236,9 @@ def check_folders(contents: Mapping[Path, str], output: Path, overwrite: bool) -
             if not earlier.startswith("#"):  # of a version that did not record the pairs
                 content = content.partition("\n")[2]
             if not overwrite and earlier != content:
-                raise ExistingFileError("logic.other_recipe", field=str(folder))
+                raise SystemExit(f"{folder} has a run of another recipe or other pairs; pass --overwrite to delete it")
         elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ExistingFileError("output.not_empty", field=str(folder))
+            raise SystemExit(f"{folder} is not empty; choose a new folder")
 
 
 def prepare_folders(contents: Mapping[Path, str], output: Path, overwrite: bool, stack: ExitStack) -> None:
@@ -293,12 +298,9 @@ def train_model(
 
 def read_result(folder: Path) -> LogicResult | None:
     """Return the result of a finished model, or `None`."""
-    try:
-        content = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not (folder / RESULTS).exists():
         return None
-    except (OSError, ValueError) as error:
-        raise UserError("logic.unreadable_result", field=str(folder / RESULTS), reason=str(error)) from error
+    content = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     for name in ("accuracy", "pairs", "majority"):
         content[name] = {int(operators): value for operators, value in content[name].items()}
     return LogicResult(**content)
@@ -325,8 +327,6 @@ def plot_logic(results: Sequence[LogicResult], path: str | Path, most_trained: i
     Plot accuracy over the number of operators (Hao et al., 2019, figure 1). A line marks `most_trained`, the maximum in
     training.
     """
-    if not results:
-        raise UserError("logic.no_results", field=str(path))
     accuracies = {result.name: result.accuracy for result in results} | {MAJORITY: results[0].majority}
     percentages = {name: [(x, 100 * y) for x, y in sorted(points.items())] for name, points in accuracies.items()}
     plot_accuracies(percentages, path, most_trained)
@@ -334,8 +334,40 @@ def plot_logic(results: Sequence[LogicResult], path: str | Path, most_trained: i
 
 def plot_accuracies(lines: Mapping[str, Sequence[tuple[int, float]]], path: str | Path, most_trained: int) -> None:
     """Plot accuracies in percent over the number of operators, as [`plot_logic`], with a line for each name."""
-    from ..analysis.plots import QUANTITIES, line_panels
-
     title, axis = "Logical inference: accuracy by number of operators", "operators in the longer formula"
     border: dict[str, Any] = {"border": most_trained + 0.5, "border_name": f"training: up to {most_trained} operators"}
     line_panels(path, {"": lines}, axis, title=title, names={"": QUANTITIES["accuracy"]}, **border)
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    description = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = Parser(prog="logical_inference.py", **description)
+    add_recipe_arguments(
+        parser,
+        "scripts/recipes/logic/logical_inference.yaml",
+        "fields of the recipe to override",
+        "folder in which one folder per model is written (default: outputs/NAME-OF-RECIPE)",
+    )
+    parser.add_argument("--plot", help=f"{PICTURE_HELP} for a plot of accuracy by number of operators")
+    parser.add_argument("--overwrite", action="store_true", help="delete results of another recipe in those folders")
+    return parser.parse_intermixed_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
+    if args.plot is not None:
+        check_picture(args.plot)
+    recipe = LogicRecipe.from_file(args.recipe, args.overrides)
+    output = Path(args.output or Path("outputs") / Path(args.recipe).stem)
+    results = train_logic(recipe, output, args.overwrite)
+    print(tsv(table_of(results)), end="")
+    if args.plot is not None:
+        plot_logic(results, args.plot, recipe.data.most_operators)
+        print(f"{args.plot}: accuracy of {len(results)} models")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"logical_inference.py: {error}")
