@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 from model_contract import TINY, scatter_parameters
+from probing import sentence_vectors
 
 import recnmt_hf
 from recnmt_hf.commands.main import main
-from recnmt_hf.experiments.probing import sentence_vectors
 from recnmt_hf.families import FAMILIES
 
 

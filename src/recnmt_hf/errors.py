@@ -419,14 +419,6 @@ MESSAGES |= {
     "results.claim": "{field}: {value} or its baseline is not a row of the comparison, or the papers' tables of its "
     "family have no BLEU for this system. Correct the row, its family or its system.",
     "results.section": "{field}: there is no section {value}. Choose one of {sections}.",
-    "probe.no_vector": "The model has no vector {value}. Choose from {names}.",
-    "probe.no_words": "{field}: the {side} has no word of the model's vocabulary. Remove this sentence or pair.",
-    "probe.no_sentences": "There are no sentences. Pass at least one.",
-    "probe.empty_list": "{field}=[] is not allowed; it must be a list of numbers.",
-    "probe.missing_task": "{field} does not exist. Correct the folder, or select its tasks: {names}.",
-    "probe.line": "{field}, line {line}: expected split (tr, va, te), label and sentence, separated by tabs.",
-    "probe.empty_split": "{field} has no lines of the split {split}. Correct the file.",
-    "probe.unknown_label": "{field}: the label {value} of the split {split} is missing in the split tr. Add it to tr.",
     # -- analysis ------------------------------------------------------------------------------------------------------
     "inspect.blank": "The {field} is blank. Pass at least one word.",
     "inspect.no_index": "{field}={value} does not exist. Choose one of {count}, counted from 0.",

@@ -67,10 +67,6 @@ def make_texts(world):
     }
     for name, text in files.items():
         (world / name).write_text(text, encoding="utf-8", newline="")
-    (world / "probing").mkdir()
-    parts = [f"{part}\t{number}\tA dog .\n" for part in ("tr", "va", "te") for number in (3, 4)]
-    (world / "probing" / "tree_depth.txt").write_text("".join(parts))
-    (world / "probing" / "past_present.txt").write_text(f"{parts[0]}tr\tPAST\n")
     (world / "latin1.en").write_bytes("gut\nschön\n".encode("latin-1"))
     (world / "utf16.en").write_bytes(plain.encode("utf-16"))
     (world / "binary.en").write_bytes(bytes(range(256)) * 20)

@@ -94,9 +94,6 @@ FOLDERS = {
     "align model": ["align {} -s one.en -t one.de"],
     "average inputs": ["average {} -o OUT", "average {} model -o OUT", "average model {} -o OUT"],
     "inspect model": ["inspect {} Birds", "inspect {} Birds --subject positions --target Ja"],
-    "probe model": ["probe {} probing --tasks tree_depth --cache OUT"],
-    "probe data": ["probe model {} --tasks tree_depth"],
-    "probe-words model": [f"probe-words {{}} --train {PAIRS} --validation {PAIRS} --test {PAIRS}"],
     "test model": [f"test {{}} --set a {PAIRS} {SHORT}"],
     "test baseline": [f"test model --set a {PAIRS} --baseline {{}} {SHORT}"],
     "plot runs": ["plot {} -o OUT.svg"],
@@ -124,7 +121,7 @@ KINDS = ("ct2", "onnx", "empty-model", "model/config.json", "no-weights")
 def lent(world, tmp_path_factory):
     """Return copies of the folders, into which these commands may write."""
     place = tmp_path_factory.mktemp("lent")
-    for name in ("model", "empty-model", "no-weights", "probing", "ct2", "onnx"):
+    for name in ("model", "empty-model", "no-weights", "ct2", "onnx"):
         if (world / name).is_dir():
             shutil.copytree(world / name, place / name)
     for name in ("one.en", "one.de", "recipe.yaml"):
@@ -150,7 +147,7 @@ def test_every_argument_that_takes_a_folder_is_tried():
     for command in COMMANDS:
         (subparsers,) = (each for each in build_parser(command)._actions if each.dest == "command")
         named |= {(command, action.dest) for action in subparsers.choices[command]._actions}
-    dests = {dest for _, dest in tried} - {"source", "data"}  # other commands use these names for files
+    dests = {dest for _, dest in tried} - {"source"}  # other commands use this name for files
     assert {(command, dest) for command, dest in named if dest in dests} <= tried <= named
     assert {command for command, _ in tried} | WITHOUT_FOLDERS == set(COMMANDS)
 

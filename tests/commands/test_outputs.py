@@ -11,7 +11,6 @@ import pytest
 from recnmt_hf.commands.main import COMMANDS, build_parser, main
 
 
-WORDS = "--train one.en one.de --validation one.en one.de --test one.en one.de"
 # Arguments that name an output, by command, with a command line that passes OUTPUT.
 OUTPUTS = {
     ("train", "output"): "recipe.yaml training.max_steps=1 --output OUTPUT",
@@ -27,14 +26,6 @@ OUTPUTS = {
     ("average", "output"): "run --count 3 --output OUTPUT",
     ("tokenizer", "output"): "one.en --output OUTPUT",
     ("inspect", "output"): "biarn A --output OUTPUT",
-    ("probe", "cache"): "model probing --tasks tree_depth --cache OUTPUT",
-    ("probe", "output"): "model probing --tasks tree_depth --output OUTPUT",
-    ("probe", "json"): "model probing --tasks tree_depth --json OUTPUT",
-    ("probe-words", "output"): "model --train one.en one.de --validation one.en one.de --test one.en one.de -o OUTPUT",
-    (
-        "probe-words",
-        "json",
-    ): "model --train one.en one.de --validation one.en one.de --test one.en one.de --json OUTPUT",
     ("plot", "output"): "run --output OUTPUT",
     ("publish", "output"): "model me/it --dry-run --output OUTPUT",
     ("export", "output"): "model OUTPUT --format ctranslate2",
@@ -111,7 +102,7 @@ def test_no_input_is_overwritten_through_a_missing_folder(world, tmp_path, monke
 
 MODELS = {command: words for (command, _), words in OUTPUTS.items() if "model" in words.split()}
 MODELS["test"] = "model --set one one.en one.de"
-del MODELS["probe"], MODELS["probe-words"], MODELS["publish"]  # slow
+del MODELS["publish"]  # slow
 
 
 @pytest.mark.parametrize("command", MODELS)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import recnmt_hf.analysis
-import recnmt_hf.experiments
 import recnmt_hf.inference
 from recnmt_hf import EnsembleTranslator, Translator
 from recnmt_hf.analysis.global_state import global_state, inspect_global_state
@@ -23,10 +22,6 @@ from recnmt_hf.analysis.sentences import run_encoder, run_pair
 from recnmt_hf.analysis.syntactic_distance import inspect_tree, syntactic_distances
 from recnmt_hf.commands.named_models import build_model
 from recnmt_hf.data.text import SentencePair
-from recnmt_hf.experiments.bag_of_words import encoded, probe_words
-from recnmt_hf.experiments.probing import Task, cached_vectors, probe, sentence_vectors
-from recnmt_hf.experiments.probing_options import ClassifierOptions, ProbeOptions
-from recnmt_hf.experiments.sentence_states import vectors_by_name
 from recnmt_hf.inference.backends.ensemble import EnsembleBackend
 from recnmt_hf.inference.backends.onnx_model import OnnxBackend
 from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
@@ -46,11 +41,6 @@ SHORT = {"beams": 2, "max_new_tokens": 4}
 
 def ids(translator):
     return [translator.encode_source(each) for each in SOURCES], [translator.encode_target(each) for each in TARGETS]
-
-
-def task():
-    parts = ("tr", "va", "te")
-    return Task("tree_depth", dict.fromkeys(parts, SOURCES), {part: torch.tensor([0, 1]) for part in parts}, 2)
 
 
 # Functions and methods that run a model, by module or class: family of the model, and a call.
@@ -87,25 +77,13 @@ ENTRIES = {
     ),
     "word_alignment.align_pairs": ("nmt_transformer", lambda t: list(align_pairs(t, SOURCES, TARGETS))),
     "shortlist.write_shortlist": ("nmt_transformer", lambda t: write_shortlist(os.devnull, t, SOURCES, TARGETS)),
-    "bag_of_words.probe_words": (
-        "nmt_transformer",
-        lambda t: probe_words(t, PAIRS, PAIRS, PAIRS, tops=[5], options=ProbeOptions(epochs=1)),
-    ),
-    "bag_of_words.encoded": ("nmt_transformer", lambda t: encoded(t, PAIRS, "test")[0]),
     "global_state.global_state": ("gret", lambda t: global_state(t, *PAIRS[0])),
     "sentences.run_encoder": ("gret", lambda t: run_encoder(t, SOURCES[0])[0].last_hidden_state),
     "sentences.run_pair": ("gret", lambda t: run_pair(t, *PAIRS[0])[0].logits),
-    "probing.sentence_vectors": ("biarn_transformer", lambda t: sentence_vectors(t, SOURCES)),
-    "probing.cached_vectors": ("nmt_transformer", lambda t: cached_vectors(t, SOURCES)),
-    "probing.probe": ("nmt_transformer", lambda t: probe(t, [task()], options=ClassifierOptions(epochs=1))),
     "relations.relation_scores": ("rnmt", lambda t: relation_scores(t, SOURCES[0])),
     "relations.inspect_relations": ("rnmt", lambda t: inspect_relations(t, SOURCES[0])),
     "recurrence.recurrence_attention": ("biarn_transformer", lambda t: recurrence_attention(t, SOURCES[0])),
     "recurrent_positions.recurrent_positions": ("rpe_transformer", lambda t: recurrent_positions(t, *PAIRS[0])),
-    "sentence_states.vectors_by_name": (
-        "nmt_transformer",
-        lambda t: vectors_by_name(t, SOURCES, lambda output, *_: [("first", output[0][:, 0])], max_tokens=99),
-    ),
     "syntactic_distance.syntactic_distances": ("onlstm_transformer", lambda t: syntactic_distances(t, SOURCES[0])),
     "global_state.inspect_global_state": ("gret", lambda t: inspect_global_state(t, SOURCES[0], target=TARGETS[0])),
     "recurrence.inspect_attention": ("biarn_transformer", lambda t: inspect_attention(t, SOURCES[0])),
@@ -117,7 +95,6 @@ ENTRIES = {
 }
 # Functions that take a model but do not run it.
 NOT_RUN = {
-    *("bag_of_words.words_of", "bag_of_words.target_embeddings", "bag_of_words.train_probe", "probing.digest_of"),
     *("quantization.quantize_model", "packing.pack_weights"),
     *("ensemble.check_compatible", "ensemble.shared_settings", "torch_model.shift_right"),
     *("model_checks.check_loading", "model_checks.check_weights", "model_checks.missing_values"),
@@ -190,7 +167,7 @@ def test_a_model_in_training_is_run_without_dropout(in_training, translators, na
 def test_every_entry_is_tested():
     """A new function or method that takes a model needs an entry in one of the lists above."""
     found = set()
-    for package in (recnmt_hf.inference, recnmt_hf.analysis, recnmt_hf.experiments):
+    for package in (recnmt_hf.inference, recnmt_hf.analysis):
         for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             module = importlib.import_module(each.name)
             for name, function in inspect.getmembers(module, inspect.isfunction):

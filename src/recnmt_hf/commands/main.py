@@ -34,8 +34,6 @@ COMMANDS = {
     "tokenizer": "train a tokenizer",
     "demo": "serve a local web page to try trained models",
     "inspect": "show internal states of a model for one sentence, as a picture or as text",
-    "probe": "run ten probing tasks on the sentence vectors of a model",
-    "probe-words": "measure how well a source vector predicts the words of the translation",
     "test": "evaluate a trained model on test sets, and save scores and translations in its folder",
     "plot": "plot the learning curves of training runs",
     "card": "write the model card of a trained model",
@@ -49,7 +47,12 @@ COMMANDS = {
 # Commands of 0.2, now subjects of `inspect`; they work for one more version.
 RENAMED = ("attention", "global", "positions", "tree")
 # Commands of 0.2 that are now programs of the repository, named until 0.4.0.
-MOVED = {"logic": "logical_inference.py", "logic-corpus": "logic.py"}
+MOVED = {
+    "logic": "logical_inference.py",
+    "logic-corpus": "logic.py",
+    "probe": "probing.py",
+    "probe-words": "bag_of_words.py",
+}
 # Commands that need no model.
 MODEL_FREE_COMMANDS = {"evaluate", "tokenizer", "corpus"}
 # Commands that end when the reader of a pipe does, unless they also write files.

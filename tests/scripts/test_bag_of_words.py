@@ -6,14 +6,9 @@ from collections import Counter
 
 import pytest
 import torch
-from user_errors import rejects
-
-from recnmt_hf.commands.main import main
-from recnmt_hf.commands.named_models import build_model
-from recnmt_hf.data.text import SentencePair
-from recnmt_hf.data.tokenization import train_tokenizer
-from recnmt_hf.experiments.bag_of_words import (
+from bag_of_words import (
     WordProbe,
+    main,
     precision_at,
     probe_words,
     scaled_tops,
@@ -22,9 +17,12 @@ from recnmt_hf.experiments.bag_of_words import (
     word_loss,
     words_of,
 )
-from recnmt_hf.experiments.probing_options import ProbeOptions
-from recnmt_hf.experiments.sentence_states import states_of, vectors_by_name
-from recnmt_hf.inference import Translator
+from sentence_states import ProbeOptions, states_of, vectors_by_name
+
+from recnmt_hf import Translator
+from recnmt_hf.commands.named_models import build_model
+from recnmt_hf.data.text import SentencePair
+from recnmt_hf.data.tokenization import train_tokenizer
 
 
 def test_loss_and_precision_by_their_definitions():
@@ -140,34 +138,33 @@ def test_words_are_distinct_and_real(gret):
     assert target_embeddings(translator).shape == (len(translator.tokenizer), 32)
 
 
-def test_errors(gret):
+def test_what_cannot_be_probed_is_named(gret):
     translator, pairs = gret
-    with rejects("probe.no_vector", names="last, average, global"):
+    with pytest.raises(SystemExit, match="choose from last, average, global"):
         probe_words(translator, pairs[:2], pairs[:2], pairs[:2], [3], ["recurrence"])
-    with rejects("option.value", field="top"):
+    with pytest.raises(SystemExit, match="--top 5000 exceeds"):
         probe_words(translator, pairs[:2], pairs[:2], pairs[:2], [5000])
-    with rejects("probe.no_words", field="Pair 1 of the test set", side="translation"):
+    with pytest.raises(SystemExit, match="Pair 1 of the test set: the translation"):
         probe_words(translator, pairs[:2], pairs[:2], [SentencePair("The dog.", "\u4f60\u597d")], [3])
-    with rejects("probe.no_sentences"):
+    with pytest.raises(SystemExit, match="no sentences"):
         probe_words(translator, pairs[:2], [], pairs[:2], [3])
 
 
-@pytest.mark.parametrize("name", ["nmt_transformer", "rnmt"])
-def test_the_command(tmp_path, capsys, corpus, name):
+def test_the_program(tmp_path, capsys, corpus):
     lines = [pair.en for pair in corpus["train"][:30]]
     tokenizer = train_tokenizer(lines, "word", 100)
     fields = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
-    model = build_model(name, "tiny", len(tokenizer), fields)
+    model = build_model("rnmt", "tiny", len(tokenizer), fields)
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     for side in ("en", "de"):
         (tmp_path / f"a.{side}").write_text("".join(f"{line}\n" for line in lines))
     pair = [str(tmp_path / "a.en"), str(tmp_path / "a.de")]
-    words = ["probe-words", str(tmp_path / "model")]
+    words = [str(tmp_path / "model")]
     for split in ("train", "validation", "test"):
         words += [f"--{split}", *pair]
     results = tmp_path / "out.json"
-    assert main([*words, "--epochs", "2", "--sentences", "20", "--json", str(results)]) == 0
+    main([*words, "--epochs", "2", "--sentences", "20", "--json", str(results)])
     table = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     vocabulary = len(tokenizer)
     assert table[0][:2] == ["state", "dim"] and table[0][2] == f"top-{scaled_tops([200], vocabulary)[0]}"

@@ -1,25 +1,35 @@
-"""Bag-of-words probe of Weng et al. (2020): prediction of a translation's words from a vector of the source."""
+#!/usr/bin/env python
+"""
+Bag-of-words probe of Weng et al. (2020): prediction of a translation's words from a vector of the source.
+
+    python scripts/experiments/bag_of_words.py outputs/gret/model --train train.en train.de \\
+        --validation val.en val.de --test test.en test.de
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
+from itertools import islice
 
 import torch
+from sentence_states import ProbeOptions, states_of, train_with_early_stopping, vectors_by_name
 from torch import nn
 
-from .._plain_text import control_ids
-from .._values import Range, check_value
-from ..data.text import SentencePair, tsv
-from ..errors import UserError
-from ..inference.translator import Translator
-from .probing_options import ProbeOptions
-from .sentence_states import states_of, train_with_early_stopping, vectors_by_name
+from recnmt_hf import Translator
+from recnmt_hf._plain_text import control_ids
+from recnmt_hf.commands import arguments
+from recnmt_hf.data.text import SentencePair, read_parallel, tsv
+from recnmt_hf.errors import UserError
 
 
 # Vocabulary of the paper, of which it takes the best 200, 500 and 1,000 words.
-PAPER_VOCABULARY = 32000
+PAPER_VOCABULARY, PAPER_TOPS = 32000, (200, 500, 1000)
+OPTIONS = [field.name for field in fields(ProbeOptions)]
 # Name of the baseline that always predicts the most frequent words of the training translations.
 FREQUENCY = "frequency"
 SETS = ("training", "validation", "test")
@@ -100,7 +110,7 @@ def probe_words(
     train: Sequence[SentencePair],
     validation: Sequence[SentencePair],
     test: Sequence[SentencePair],
-    tops: Sequence[int] = (200, 500, 1000),
+    tops: Sequence[int] = PAPER_TOPS,
     states: Sequence[str] | None = None,
     options: ProbeOptions | None = None,
 ) -> list[WordPrecision]:
@@ -112,17 +122,18 @@ def probe_words(
     Returns:
         The result of the most frequent words, then one for each vector.
 
-    Raises:
-        ValueError: A set is empty or has a pair without words, a K is not allowed, or the model has no such vector.
+    Exit with a message if a set is empty or has a pair without words, a K exceeds the vocabulary, or the model has no
+    such vector.
     """
     options = options or ProbeOptions()
     vocabulary = target_embeddings(translator).shape[0]
-    tops = [check_value("top", top, int, Range(least=1, most=vocabulary)) for top in tops]
+    if max(tops) > vocabulary:
+        raise SystemExit(f"--top {max(tops)} exceeds the vocabulary of {vocabulary} words")
     sets = [encoded(translator, pairs, name) for name, pairs in zip(SETS, (train, validation, test), strict=True)]
     features, words = [vectors for vectors, _ in sets], [set_words for _, set_words in sets]
     for name in states or ():
         if name not in features[0]:
-            raise UserError("probe.no_vector", value=name, names=", ".join(features[0]))
+            raise SystemExit(f"The model has no vector {name!r}; choose from {', '.join(features[0])}")
     results = [most_frequent(words[0], words[2], vocabulary, tops)]
     for name in states or features[0]:
         results.append(train_probe(translator, name, [vectors[name] for vectors in features], words, tops, options))
@@ -136,7 +147,7 @@ def encoded(
     targets = words_of(translator, (translator.encode_target(pair.target) for pair in pairs))
     for number, words in enumerate(targets, start=1):
         if not len(words):
-            raise UserError("probe.no_words", field=f"Pair {number} of the {name} set", side="translation")
+            raise SystemExit(f"Pair {number} of the {name} set: the translation has no word of the model's vocabulary")
     sources = [pair.source for pair in pairs]
     place = f"Pair {{}} of the {name} set"
     return vectors_by_name(translator, sources, lambda output, _, mask: states_of(output, mask), place), targets
@@ -209,3 +220,52 @@ def to_tsv(results: Sequence[WordPrecision]) -> str:
         shares = [f"{100 * share:.2f}" for share in result.precision.values()]
         rows.append([result.state, str(result.dim), *shares, f"{result.loss:.4f}", str(result.epochs)])
     return tsv(rows)
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    description = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = arguments.Parser(prog="bag_of_words.py", **description)
+    add = parser.add_argument
+    add("model", help=arguments.MODEL_HELP)
+    for name in ("train", "validation", "test"):
+        add(f"--{name}", nargs=2, required=True, metavar=("SOURCE", "TARGET"), help=f"line-aligned {name} files")
+    add("--states", nargs="+", help="vectors to probe: last, average, global, ... (default: all vectors of the model)")
+    top = (
+        "numbers of most likely words to compare with the translation (default: 200, 500 and 1000 as in the paper and "
+        "scaled from 32,000 words to the model's vocabulary)"
+    )
+    add("--top", type=arguments.whole(1), nargs="+", help=top)
+    add("--sentences", type=arguments.whole(1), help="maximum number of training pairs (default: all)")
+    arguments.add_options(parser, ProbeOptions, OPTIONS)
+    add("--output", "-o", help="file to which the table is also written")
+    add("--json", help="JSON file for all figures (default: none)")
+    arguments.add_device_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
+    inputs = [*args.train, *args.validation, *args.test]
+    options = arguments.read_options(ProbeOptions, args, OPTIONS)
+    train = list(islice(read_parallel(*args.train), args.sentences))
+    validation, test = list(read_parallel(*args.validation)), list(read_parallel(*args.test))
+    output = arguments.optional_output
+    with output(args.output, inputs) as table, output(args.json, inputs) as figures:
+        translator = arguments.load_translator(args)
+        tops = args.top
+        if tops is None:
+            vocabulary = len(target_embeddings(translator))
+            tops = {*(top for top in PAPER_TOPS if top <= vocabulary), *scaled_tops(PAPER_TOPS, vocabulary)}
+        results = probe_words(translator, train, validation, test, sorted(tops), args.states, options)
+        print(to_tsv(results), end="")
+        if table is not None:
+            table.write(to_tsv(results))
+        if figures is not None:
+            json.dump([asdict(result) for result in results], figures, indent=2)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"bag_of_words.py: {error}")

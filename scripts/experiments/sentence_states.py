@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
-from ..errors import UserError
-from ..inference.batching import batches_by_tokens
-from ..inference.translator import Translator
-from ..models.recurrent_layers import masked_mean
-from ..models.seq2seq_outputs import Memory
-from ..models.sequence_pairs import last_states
-from .probing_options import ClassifierOptions, ProbeOptions
+from recnmt_hf import Translator
+from recnmt_hf._values import MOST_SEED, Range, option
+from recnmt_hf.inference.batching import batches_by_tokens
+from recnmt_hf.models.recurrent_layers import masked_mean
+from recnmt_hf.models.seq2seq_outputs import Memory
+from recnmt_hf.models.sequence_pairs import last_states
+
+
+@dataclass
+class ProbeOptions:
+    """Training of a probe: Adam on frozen, standardized vectors, until the validation score no longer rises."""
+
+    epochs: Annotated[int, Range(least=1, most=10_000)] = option(50, "maximum passes over the training examples")
+    patience: Annotated[int, Range(least=1)] = option(3, "evaluations without a better score before training stops")
+    batch_size: Annotated[int, Range(least=1)] = option(64, "sentences per batch")
+    learning_rate: Annotated[float, Range(above=0)] = option(1e-3, "learning rate of Adam")
+    seed: Annotated[int, Range(least=0, most=MOST_SEED)] = option(1, "seed of initial weights, dropout and batches")
 
 
 def states_of(output: Any, attention_mask: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -44,17 +55,15 @@ def vectors_by_name(
     """
     Return vectors of a model's encoder for sentences, each of shape `(len(sentences), dim)`, float32, on the CPU.
     `read` yields names and vectors `(batch_size, dim)` from the encoder's output, token ids and mask; `place` names a
-    sentence by its number in errors; `max_tokens` limits a batch, including padding.
-
-    Raises:
-        UserError: There are no sentences, or one has no known token, or more than the model has positions.
+    sentence by its number in messages; `max_tokens` limits a batch, including padding. Exit with a message if there are
+    no sentences, or one has no known token, or more than the model has positions.
     """
     if not sentences:
-        raise UserError("probe.no_sentences")
+        raise SystemExit("There are no sentences to probe")
     sources = [translator.encode_source(sentence) for sentence in sentences]
     for number, source in enumerate(sources, start=1):
         if translator.is_empty(source):
-            raise UserError("probe.no_words", field=place.format(number), side="source")
+            raise SystemExit(f"{place.format(number)}: the source has no word of the model's vocabulary")
         translator.check_lengths(len(source), 0, place.format(number))
     by_name: dict[str, torch.Tensor] = {}
     for batch in batches_by_tokens([len(ids) for ids in sources], max_tokens):
@@ -70,7 +79,7 @@ def train_with_early_stopping(
     loss: Callable[[torch.Tensor], torch.Tensor],
     score: Callable[[], float],
     count: int,
-    options: ClassifierOptions | ProbeOptions,
+    options: ProbeOptions,
     every: int = 1,
     weight_decay: float = 0.0,
 ) -> tuple[float, int, int]:

@@ -1,31 +1,53 @@
+#!/usr/bin/env python
 """
 Ten probing tasks (Conneau et al., 2018, "What you can cram into a single vector"): predict length, words, syntax and
 meaning of a sentence from its vector in a frozen encoder.
+
+    python scripts/experiments/probing.py outputs/onlstm/model senteval/probing --output probing.csv
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from sentence_states import ProbeOptions, train_with_early_stopping, vectors_by_name
 from torch import nn
 
-from .._plain_text import control_ids
-from ..data.files import open_output, reject_model_folder
-from ..data.text import read_lines
-from ..errors import MissingFileError, UserError
-from ..inference.translator import Translator
-from ..models.recurrent_layers import masked_mean
-from ..training.processes import logger
-from .probing_options import TASKS, ClassifierOptions
-from .sentence_states import train_with_early_stopping, vectors_by_name
+from recnmt_hf import Translator
+from recnmt_hf._plain_text import control_ids
+from recnmt_hf._values import Range, option
+from recnmt_hf.commands import arguments
+from recnmt_hf.data.files import open_output, reject_model_folder
+from recnmt_hf.data.text import read_lines, tsv
+from recnmt_hf.errors import UserError
+from recnmt_hf.models.recurrent_layers import masked_mean
+from recnmt_hf.training.processes import logger
 
 
+# Name of SentEval's file -> name in the papers' tables, kind of information
+TASKS = {
+    "sentence_length": ("SeLen", "surface"),
+    "word_content": ("WC", "surface"),
+    "tree_depth": ("TrDep", "syntactic"),
+    "top_constituents": ("ToCo", "syntactic"),
+    "bigram_shift": ("BShif", "syntactic"),
+    "past_present": ("Tense", "semantic"),
+    "subj_number": ("SubN", "semantic"),
+    "obj_number": ("ObjN", "semantic"),
+    "odd_man_out": ("SoMo", "semantic"),
+    "coordination_inversion": ("CoIn", "semantic"),
+}
 KINDS = ("surface", "syntactic", "semantic")
 PARTS = ("tr", "va", "te")
 # This task has a classifier without hidden layer, as in SentEval.
@@ -33,6 +55,33 @@ LINEAR_TASK = "word_content"
 MAJORITY = "majority class"
 # Names of vectors; see `vectors_of`.
 FINAL, RECURRENT, ATTENTION, RECURRENCE, GATED = "final", "recurrent", "attention", "recurrence", "gated"
+
+
+@dataclass
+class ClassifierOptions(ProbeOptions):
+    """Training of a classifier: Adam; the setting and epoch with the best validation accuracy are tested."""
+
+    epochs: Annotated[int, Range(least=1, most=10_000)] = option(200, "maximum passes over the training sentences")
+    patience: Annotated[int, Range(least=1)] = option(5, "evaluations without a better accuracy before training stops")
+    classifier: str = option(
+        "mlp",
+        "mlp: a hidden layer with sigmoid; logistic: no hidden layer, as always for word_content",
+        choices=("mlp", "logistic"),
+    )
+    hidden: Annotated[list[int], Range(least=1, most=10_000)] = field(
+        default_factory=lambda: [50, 100, 200], metadata={"help": "sizes of the hidden layer to try"}
+    )
+    dropout: Annotated[list[float], Range(least=0, below=1)] = field(
+        default_factory=lambda: [0.0, 0.1, 0.2], metadata={"help": "dropout rates to try, before the sigmoid"}
+    )
+    l2: Annotated[list[float], Range(least=0)] = field(
+        default_factory=lambda: [1e-5, 1e-4, 1e-3, 1e-2],
+        metadata={"help": "weight decays of logistic classifiers to try"},
+    )
+    every: Annotated[int, Range(least=1)] = option(4, "passes between evaluations of the validation accuracy")
+
+
+OPTIONS = [entry.name for entry in fields(ClassifierOptions)]
 
 
 @dataclass(frozen=True)
@@ -70,29 +119,27 @@ class Task:
 def read_task(folder: str | Path, name: str) -> Task:
     """
     Read a task in SentEval's format from `<name>.txt` or `<name>.txt.gz`: lines of split (tr, va, te), label and
-    sentence, separated by tabs.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: A line has another form, or a split is missing; the message names file and line.
+    sentence, separated by tabs. Exit with a message if the file does not exist, a line has another form, or a split is
+    missing.
     """
     folder = Path(folder)
     paths = {task: path for end in ("txt.gz", "txt") for task in TASKS if (path := folder / f"{task}.{end}").is_file()}
     if name not in paths:
         names = ", ".join(paths) or "none"
-        raise MissingFileError("probe.missing_task", field=str(folder / f"{name}.txt"), names=names)
+        raise SystemExit(f"{folder / name}.txt does not exist; correct the folder, or select its tasks: {names}")
     rows: dict[str, list[list[str]]] = {part: [] for part in PARTS}
     for number, line in enumerate(read_lines(paths[name]), start=1):
         part, *row = line.split("\t")
         if part not in PARTS or len(row) != 2 or not all(text.strip() for text in row):
-            raise UserError("probe.line", field=str(paths[name]), line=number)
+            expected = f"split ({', '.join(PARTS)}), label and sentence, separated by tabs"
+            raise SystemExit(f"{paths[name]}, line {number}: expected {expected}")
         rows[part].append(row)
     number_of = {label: number for number, label in enumerate(sorted({label for label, _ in rows["tr"]}))}
     for part in PARTS:
         if not rows[part]:
-            raise UserError("probe.empty_split", field=str(paths[name]), split=part)
+            raise SystemExit(f"{paths[name]} has no lines of the split {part}")
         if unknown := sorted({label for label, _ in rows[part]} - set(number_of)):
-            raise UserError("probe.unknown_label", field=str(paths[name]), value=unknown[0], split=part)
+            raise SystemExit(f"{paths[name]}: the label {unknown[0]!r} of the split {part} is missing in the split tr")
     labels = {part: torch.tensor([number_of[label] for label, _ in rows[part]]) for part in PARTS}
     return Task(name, {part: [sentence for _, sentence in rows[part]] for part in PARTS}, labels, len(number_of))
 
@@ -150,9 +197,6 @@ def cached_vectors(
     """Return [`sentence_vectors`]; a folder `cache` stores them, and later calls load them from there."""
     if cache is None:
         return sentence_vectors(translator, sentences)
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file, save
-
     path = Path(cache) / f"vectors-{digest_of(translator, sentences)}.safetensors"
     if path.is_file():
         try:
@@ -249,8 +293,7 @@ def probe(
     Returns:
         For each task the result of the most frequent label, then one for each vector.
 
-    Raises:
-        ValueError: The model has no such vector, a sentence cannot be encoded, or `cache` contains a model.
+    Exit with a message if the model has no such vector, or a sentence cannot be encoded.
     """
     if cache is not None:
         reject_model_folder(Path(cache))
@@ -259,15 +302,12 @@ def probe(
     for number, task in enumerate(tasks, start=1):
         logger.info(f"{task.name} ({number} of {len(tasks)})")
         sentences = [sentence for part in PARTS for sentence in task.sentences[part]]
-        try:
-            by_name = cached_vectors(translator, sentences, cache)
-        except UserError as error:
-            raise error.inside(task.name) from error
+        by_name = cached_vectors(translator, sentences, cache)
         if RECURRENCE in by_name and by_name[RECURRENCE].shape == by_name[FINAL].shape:
             by_name[GATED] = torch.cat([by_name[FINAL], by_name[RECURRENCE]], dim=-1)
         for name in vectors or ():
             if name not in by_name:
-                raise UserError("probe.no_vector", value=name, names=", ".join(by_name))
+                raise SystemExit(f"The model has no vector {name!r}; choose from {', '.join(by_name)}")
         results.append(majority_of(task))
         for name in vectors or by_name:
             sizes = [len(task.sentences[part]) for part in PARTS]
@@ -305,3 +345,47 @@ def table_of(results: Sequence[ProbeResult]) -> list[list[str]]:
             means = [sum(accuracy[task, column] for task in members) / len(members) for column in columns]
             rows.append([f"mean of {len(members)}", kind, *(f"{mean:.2f}" for mean in means)])
     return rows
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    description = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = arguments.Parser(prog="probing.py", **description)
+    add = parser.add_argument
+    add("model", help=arguments.MODEL_HELP)
+    add("data", type=Path, help="folder with the tasks' files in SentEval's format, e.g. tree_depth.txt")
+    add("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help="tasks (default: all ten)")
+    vectors = (
+        "final, recurrent and attention (HO and HS of a hybrid), recurrence (H_r), gated (H_e and H_r by a gate), "
+        "global (default: all vectors of the model)"
+    )
+    add("--vectors", nargs="+", help=vectors)
+    arguments.add_options(parser, ClassifierOptions, OPTIONS)
+    add("--cache", help="folder in which the vectors are stored for later runs (default: none)")
+    add("--output", "-o", help="file to which the table is also written; .csv: separated by commas")
+    add("--json", help="JSON file for all figures (default: none)")
+    arguments.add_device_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
+    options = arguments.read_options(ClassifierOptions, args, OPTIONS)
+    tasks = [read_task(args.data, name) for name in dict.fromkeys(args.tasks)]
+    inputs = [str(path) for path in args.data.iterdir()]
+    output = arguments.optional_output
+    with output(args.output, inputs) as table, output(args.json, inputs) as figures:
+        results = probe(arguments.load_translator(args), tasks, args.vectors, options, args.cache)
+        rows = table_of(results)
+        print(tsv(rows), end="")
+        if table is not None:
+            is_csv = str(args.output).lower().endswith((".csv", ".csv.gz"))
+            csv.writer(table, delimiter="," if is_csv else "\t", lineterminator="\n").writerows(rows)
+        if figures is not None:
+            json.dump([asdict(result) for result in results], figures, indent=1)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"probing.py: {error}")
