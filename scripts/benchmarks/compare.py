@@ -30,6 +30,7 @@ from recnmt_hf.commands.arguments import SEED, numeric, whole
 from recnmt_hf.commands.named_models import MODEL_HELP, build_model, parse_model
 from recnmt_hf.errors import UserError
 from recnmt_hf.families import FAMILIES
+from recnmt_hf.inference import pack_weights
 from recnmt_hf.inference.devices import keep_freed_memory, resolve_device
 
 
@@ -253,6 +254,9 @@ def measure_models(
         report(f"training step, batch {args.train_batch_size}", names, seconds, load, operations)
     if "generate" in args.modes:
         models = [model.to(dtype) for model in models]
+        if args.pack:
+            for model in models:
+                pack_weights(model)
         cache = ", static cache" if args.static_cache else ""
         for batch_size in args.generate_batch_size:
             load = Workload.make(args.vocab_size, batch_size, args.batches, args.mean_length, args.seed, device)
@@ -292,6 +296,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--static-cache", action="store_true", help="generate with a static cache; transformers compiles it on GPUs"
     )
+    parser.add_argument("--pack", action="store_true", help="pack the weights of other packages' models, too")
     parser.add_argument(
         "--count",
         action="store_true",
