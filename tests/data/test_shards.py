@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from itertools import chain, islice
+from itertools import islice
 
 import numpy as np
 import psutil
@@ -23,11 +23,10 @@ from recnmt_hf.data.corpora import Corpus, prepare_dataset
 from recnmt_hf.data.deduplication import first_occurrences, keys_of
 from recnmt_hf.data.language_filter import probability
 from recnmt_hf.data.locks import lock
-from recnmt_hf.data.modifiers import modified
 from recnmt_hf.data.sharded import Mixture, PooledBatchSampler, ScheduledBatchSampler, ShardedDataset
 from recnmt_hf.data.sharding import RAW, ShardMaker, ShardSettings, blocks_of, line_ends, prepare_shards
 from recnmt_hf.data.tags import add_tags
-from recnmt_hf.data.text import SentencePair, read_lines
+from recnmt_hf.data.text import read_lines
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
 from recnmt_hf.data.tree_inputs import Relations, TreeEncoder, tree_options
@@ -377,14 +376,13 @@ def test_languages(tokenizers, tmp_path):
     assert probability(nynorsk, "nn") > 0.9
 
 
-def test_filters_read_the_original_texts(tokenizers, tmp_path):
-    """A modified copy of a pair is a duplicate; the same source is none where tags ask for two languages."""
+def test_duplicates_of_two_languages(tokenizers, tmp_path):
+    """The same source is no duplicate where tags ask for two languages."""
     text, *targets = "the dog sleeps\n", "der Hund schläft\n", "le chien dort\n"
     for name, content in (("a.en", text), ("a.de", targets[0]), ("b.en", text), ("b.fr", targets[1])):
         (tmp_path / name).write_text(content)
-    upper = Corpus(source=tmp_path / "a.en", target=tmp_path / "a.de", modifiers={"upper_case": 1.0})
     plain = Corpus(source=tmp_path / "a.en", target=tmp_path / "a.de")
-    manifest = prepare_shards([upper, plain], tokenizers, tmp_path / "out", settings(deduplicate="source"))
+    manifest = prepare_shards([plain, plain], tokenizers, tmp_path / "out", settings(deduplicate="source"))
     assert manifest["pairs"] == 1 and manifest["removed"] == {"duplicate": 1}
     tagged = [
         Corpus(source=tmp_path / "a.en", target=tmp_path / "a.de", source_tag=">>de<<"),
@@ -409,24 +407,14 @@ def test_unknown_tokens_are_counted_and_reported(tmp_path, caplog):
     assert "unknown" not in caplog.text
 
 
-def test_modifiers_and_tags(files, tokenizer, tmp_path):
+def test_tags(files, tokenizer, tmp_path):
     tokenizer = copy.deepcopy(tokenizer)
     add_tags(tokenizer, [">>de<<"])
-    changes = {"upper_case": 0.3, "title_case": 0.1, "placeholder": 0.2}
-    corpus = text_corpus(files, modifiers=changes, source_tag=">>de<<")
+    corpus = text_corpus(files, source_tag=">>de<<")
     prepare_shards([corpus], TokenizerPair(tokenizer), tmp_path / "out", settings(on_empty="skip"))
     data = ShardedDataset(tmp_path / "out")
     rows = [data[number] for number in range(len(data))]
     assert {row["input_ids"][0] for row in rows} == {tokenizer.convert_tokens_to_ids(">>de<<")}
-    pairs = [SentencePair("don't look back", "schau nicht zurück")] * 1000
-    changed = list(modified(pairs, {"upper_case": 0.3, "title_case": 0.1, "placeholder": 0.2}, "seed"))
-    assert changed == list(modified(pairs, {"upper_case": 0.3, "title_case": 0.1, "placeholder": 0.2}, "seed"))
-    codes = [re.findall(r"\b[A-Z]{2}-\d{4}\b", text) for text in chain(*changed)]
-    assert codes[::2] == codes[1::2] and 150 < sum(map(bool, codes[::2])) < 250
-    assert 250 < sum(pair.target.isupper() for pair in changed) < 350
-    assert 40 < sum(pair.source.startswith("Don't Look Back") for pair in changed) < 120
-    with rejects("modifier.unknown", "modifiers.lower"):
-        text_corpus(files, modifiers={"lower": 0.1})
 
 
 def test_links_and_trees(tokenizer, tmp_path):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -28,7 +28,6 @@ from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
 from .files import digest_of_file, partial_folder
 from .generated import generate_corpus, generate_split
 from .languages import in_languages, known_code, language_ids
-from .modifiers import check_modifiers, modified
 from .named_test_sets import files_of_test_set
 from .text import (
     ON_EMPTY,
@@ -131,11 +130,6 @@ class Corpus:
         "a dataset or JSON lines",
     )
 
-    modifiers: dict[str, Any] = field(
-        default_factory=dict,
-        metadata={"help": "shares of training pairs to change: upper_case, title_case, placeholder (a code to copy)"},
-    )
-
     def __post_init__(self) -> None:
         def plain(value: Any) -> Any:
             return hide_secrets(os.fspath(value) if isinstance(value, os.PathLike) else value)
@@ -154,9 +148,8 @@ class Corpus:
         for name, needed in NEEDED.items():
             if (value := getattr(self, name)) not in (None, False) and not any(getattr(self, kind) for kind in needed):
                 raise UserError("corpus.needs", field=name, value=value, needed=" or ".join(needed))
-        check_modifiers(self.modifiers, "modifiers")
-        for name in ("modifiers", "source_tag", "target_tag") if self.alignments or self.has_trees else ():
-            if (value := getattr(self, name)) not in (None, {}):
+        for name in ("source_tag", "target_tag") if self.alignments or self.has_trees else ():
+            if (value := getattr(self, name)) is not None:
                 other = "alignments" if self.alignments else "dependency trees"
                 raise UserError("tag.excluded", field=name, value=value, other=other)
 
@@ -191,7 +184,7 @@ class Corpus:
 
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
         """Yield the checked sentence pairs, with tags; see [`~recnmt_hf.data.text.read_parallel`] for the errors."""
-        pairs = modified(self.plain_pairs(source_lang, target_lang, on_empty), self.modifiers, str(self.seed))
+        pairs = self.plain_pairs(source_lang, target_lang, on_empty)
         if self.source_tag is None and self.target_tag is None:
             return pairs
         tags = (self.source_tag, self.target_tag)
@@ -200,7 +193,7 @@ class Corpus:
     def plain_pairs(
         self, source_lang: str, target_lang: str, on_empty: str = "error", streaming: bool = False
     ) -> Iterator[SentencePair]:
-        """Yield the [`pairs`] without tags and modifiers. `streaming` reads a set of `datasets` without copying it."""
+        """Yield the [`pairs`] without tags. `streaming` reads a set of `datasets` without copying it."""
         self.check_languages(source_lang, target_lang)
         languages = self.languages(source_lang, target_lang)
         columns = self.source_column or languages[0], self.target_column or languages[1]
@@ -337,7 +330,7 @@ class Corpus:
         # Fields of later releases are left out where they are not used: the content is the same as before.
         later = set() if self.alignments else {"alignments", "alignment_units"}
         later |= set() if self.has_trees else {"source_trees", "tree_columns"}
-        names = ("data_files", "modifiers", "sacrebleu", "pair")
+        names = ("data_files", "sacrebleu", "pair")
         tags_and_codes = ("source_tag", "target_tag", "source_lang", "target_lang")
         later |= {name for name in (*names, *tags_and_codes) if not getattr(self, name)}
         return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in later}

@@ -33,8 +33,7 @@ from .deduplication import KEY_BYTES, KEYS_OF_DUPLICATES, first_occurrences, key
 from .files import digest_of_file, explained_writing, open_output
 from .language_filter import are_in_languages
 from .locks import lock
-from .modifiers import modified
-from .text import ON_EMPTY, ON_LONG, SentencePair, is_plain_file, lines_of_bytes
+from .text import ON_EMPTY, ON_LONG, is_plain_file, lines_of_bytes
 from .tokenizer_pair import TokenizerPair
 from .tree_inputs import TreeEncoder
 
@@ -203,13 +202,9 @@ class ShardMaker:
             columns = keep_rows(columns, fits, "language", removed)
         codes = corpus.language_columns(settings.source_lang, settings.target_lang, self.tokenizers)
         columns |= {name: [code] * len(columns["source"]) for name, code in codes.items() if columns["source"]}
-        # Modifiers change the language detector's input and hide duplicates.
-        keys = keys_of(with_tags(columns, corpus), settings.deduplicate) if settings.deduplicate else None
-        if corpus.modifiers:
-            pairs = map(SentencePair, columns["source"], columns["target"])
-            changed = list(modified(pairs, corpus.modifiers, f"{corpus.seed}-{block.name}"))
-            columns |= {"source": [pair.source for pair in changed], "target": [pair.target for pair in changed]}
-        tokens = self.tokenize(with_tags(columns, corpus))
+        texts = with_tags(columns, corpus)
+        keys = keys_of(texts, settings.deduplicate) if settings.deduplicate else None
+        tokens = self.tokenize(texts)
         lengths = [np.fromiter(map(len, tokens[name]), np.int64) for name in ("input_ids", "labels")]
         fits = (lengths[0] <= settings.max_source_length) & (lengths[1] <= settings.max_target_length)
         tokens = keep_rows(tokens, fits, "too long", removed)
