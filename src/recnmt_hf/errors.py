@@ -167,7 +167,6 @@ MESSAGES |= {
     "prepare into an empty folder.",
     "prepare.other_recipe": "{field} was prepared with another recipe; these differ (prepared -> recipe): {changes}. "
     "Prepare the data again, or change the recipe.",
-    "prepare.schedule_of_epochs": "{field} needs training.max_steps, not num_train_epochs={value}. Set max_steps.",
     "prepare.part": "{field}={value} is not a part. Write the number of the part and the number of parts, e.g. 3/64.",
     "batches.lengths": "There are {sources} source and {targets} target lengths. Pass one of each per sentence pair.",
     "batches.too_few_pairs": "{pairs} sentence pairs are too few for {value} processes. Use fewer processes or more "

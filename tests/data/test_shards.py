@@ -23,7 +23,7 @@ from recnmt_hf.data.corpora import Corpus, prepare_dataset
 from recnmt_hf.data.deduplication import first_occurrences, keys_of
 from recnmt_hf.data.language_filter import probability
 from recnmt_hf.data.locks import lock
-from recnmt_hf.data.sharded import Mixture, PooledBatchSampler, ScheduledBatchSampler, ShardedDataset
+from recnmt_hf.data.sharded import Mixture, PooledBatchSampler, ShardedDataset
 from recnmt_hf.data.sharding import RAW, ShardMaker, ShardSettings, blocks_of, line_ends, prepare_shards
 from recnmt_hf.data.tags import add_tags
 from recnmt_hf.data.text import read_lines
@@ -333,23 +333,6 @@ def test_fractions_of_corpora_in_few_shards(tokenizers, tmp_path):
                 assert sorted(row % 400 for batch in batches for row in batch) == rows and len(batches) == len(sampler)
         data.mixture = Mixture(temperature=1.5)
         assert PooledBatchSampler(data, LIMITS).drawn_pairs() == [300, 144]
-
-
-def test_schedules(large):
-    """Stages of batches with weights of their own; skipped batches are those of an earlier process."""
-    data = ShardedDataset(large, Mixture(schedule=[(20, [1, 0]), (0, [0, 1])]))
-    make = lambda: ScheduledBatchSampler(data, LIMITS, 400, 2, num_processes=2, pool=500)  # noqa: E731
-    batches = list(make())
-    assert len(batches) == len(make()) == 400
-    corpora = [{row % 3000 >= 2000 for row in batch} for batch in batches]
-    assert corpora == [{False}] * 40 + [{True}] * 360
-    reads = [row for batch in batches for row in batch]
-    assert len(set(reads)) == len(reads) > 3000  # a row that is read again has another number
-    for skipped in (10, 40, 333):
-        sampler = make()
-        sampler.skipped = skipped
-        assert list(islice(sampler, skipped, None)) == batches[skipped:]
-    assert sum(make().drawn_pairs()) == pytest.approx(sum(map(len, batches)), rel=0.05)
 
 
 def test_duplicates_are_found_in_parts():

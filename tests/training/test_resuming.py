@@ -108,6 +108,10 @@ def test_allowed_changes_are_reported(finished, run, capsys):
         decoding={"beams": 2},
         data={"train": [{"tsv": PAIRS["tsv"].replace("/training/", "/training/../training/")}]},
     )
+    earlier = yaml.safe_load((run / "recipe.yaml").read_text())
+    earlier["data"]["schedule"] = []  # earlier versions wrote it
+    (run / "recipe.yaml").write_text(yaml.safe_dump(earlier))
+    assert Recipe.from_file(run / "recipe.yaml").to_dict()["data"].keys() == earlier["data"].keys() - {"schedule"}
     train(plan, run, resume=True)
     messages = capsys.readouterr().err
     for change in (

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from user_errors import rejects
 
 from recnmt_hf.commands.main import main
-from recnmt_hf.data.sharded import PooledBatchSampler, ScheduledBatchSampler
+from recnmt_hf.data.sharded import PooledBatchSampler
 from recnmt_hf.training.checkpoints import state_of
 from recnmt_hf.training.evidence import Evidence
 from recnmt_hf.training.moving_average import TRAINED
@@ -65,9 +65,8 @@ def prepared(tmp_path_factory):
 @pytest.fixture
 def small_pools(monkeypatch):
     """Pools of about 150 pairs: several in an epoch."""
-    for kind in (PooledBatchSampler, ScheduledBatchSampler):
-        defaults = {**kind.__init__.__kwdefaults__, "pool": 150}
-        monkeypatch.setattr(kind.__init__, "__kwdefaults__", defaults)
+    defaults = {**PooledBatchSampler.__init__.__kwdefaults__, "pool": 150}
+    monkeypatch.setattr(PooledBatchSampler.__init__, "__kwdefaults__", defaults)
 
 
 def weights(run, step=30):
@@ -92,7 +91,7 @@ def test_equal_to_training_from_memory(prepared, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixture", [{}, {"schedule": [{"steps": 8, "weights": [1, 0]}, {"weights": [0.5, 2]}]}])
+@pytest.mark.parametrize("mixture", [{}, {"weights": [0.5, 2]}])
 def test_resumed_within_an_epoch(prepared, tmp_path, small_pools, mixture):
     """In a pool other than the first: the same weights as without the interruption."""
     recipe = plan(prepared)
@@ -228,7 +227,7 @@ def test_two_processes(prepared, tmp_path):
         ({"weights": [1]}, "option.value", "data.weights"),
         ({"weights": [0, 0]}, "option.value", "data.weights"),
         ({"weights": [1, 2], "temperature": 2.0}, "recipe.conflict", None),
-        ({"schedule": [{"steps": 5, "weights": [1, 1]}]}, "option.value", "data.schedule[0]"),
+        ({"schedule": [{"weights": [1, 1]}]}, "option.unknown", "data.schedule"),
         ({"weights": [1, 2], "prepared": None}, "recipe.requires", None),
         ({"prepared": "nowhere"}, "prepare.no_manifest", "nowhere"),
     ],
@@ -280,14 +279,6 @@ def test_a_corpus_of_which_nothing_remains(tmp_path, capsys):
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     assert main(["prepare", str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / "data"), "--workers", "1"]) == 0
     assert "no pair of data.train[1] remains." in capsys.readouterr().err
-
-
-def test_a_schedule_needs_steps(prepared, tmp_path):
-    recipe = plan(prepared, num_train_epochs=1)
-    del recipe["training"]["max_steps"]
-    recipe["data"]["schedule"] = [{"weights": [1, 1]}]
-    with rejects("prepare.schedule_of_epochs", "data.schedule"):
-        train(Recipe(**recipe), tmp_path / "run")
 
 
 def test_the_command_prints_what_was_removed(prepared, tmp_path, capsys):

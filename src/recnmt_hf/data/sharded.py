@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,13 +67,10 @@ class Mixture:
         weights (sequence of `float`, *optional*): Numbers of times; a fraction reads a fixed part of the pairs.
         temperature (`float`, *optional*): In place of weights: read corpora with probabilities proportional to
             `size ** (1 / temperature)` (Arivazhagan et al., 2019, section 4.2), the largest one once.
-        schedule (sequence of `(steps, weights)`, *optional*): In place of both: numbers of steps with the weights of
-            each; the last ones hold until the end.
     """
 
     weights: Sequence[float] | None = None
     temperature: float | None = None
-    schedule: Sequence[tuple[int, Sequence[float]]] = ()
 
     def repeats(self, sizes: Sequence[int]) -> list[float]:
         """Return how often each corpus is read, from the numbers of their pairs."""
@@ -221,12 +218,10 @@ class PooledBatchSampler(Sampler[list[int]]):
         self.shuffle, self.seed = shuffle, seed
         self.epoch = 0
         self.skipped = 0  # batches of the epoch that are not needed
-        self.first_turn = 0  # number of the first read of each row in the next iteration
         repeats = data.mixture.repeats(data.pairs_of_corpora()) if weights is None else weights
         self.pools = divide(data.shards, repeats, seed, max(pool, num_processes))
         if (drawn := sum(self.drawn_pairs())) < num_processes:  # weights may leave nothing
             raise UserError("batches.too_few_pairs", value=num_processes, pairs=drawn)
-        self.turns = 1 + max(part.turn for pool in self.pools for part in pool)
         data.most_open = max(data.most_open, *map(len, self.pools))
         self.counts = [self.count(pool) for pool in self.pools]
 
@@ -285,7 +280,7 @@ class PooledBatchSampler(Sampler[list[int]]):
             rows = np.arange(self.data.shards[shard].pairs)
             if pairs < len(rows):
                 rows = np.sort(np.random.default_rng([self.seed, shard]).permutation(rows)[:pairs])
-            first = self.data.firsts[shard] + (self.first_turn + turn) * len(self.data)
+            first = self.data.firsts[shard] + turn * len(self.data)
             columns.append((rows + first, *(lengths[rows] for lengths in self.data.lengths(shard))))
         rows, sources, targets = map(np.concatenate, zip(*columns, strict=True))
         return rows, sources, targets
@@ -295,68 +290,6 @@ class PooledBatchSampler(Sampler[list[int]]):
         _, sources, targets = self.read(pool)
         ends = self.limits.cut(*np.unique(combined(sources, targets), return_counts=True))
         return -(-len(ends) // self.num_processes) * self.num_processes
-
-
-class ScheduledBatchSampler(Sampler[list[int]]):
-    """
-    Batches of a [`ShardedDataset`] whose mixture has a schedule: stages of [`PooledBatchSampler`], each for its number
-    of batches. The whole training is one epoch of `batches` batches, `batches_per_step` in a step of all processes. The
-    other arguments are those of [`PooledBatchSampler`].
-    """
-
-    def __init__(
-        self,
-        data: ShardedDataset,
-        limits: BatchLimits,
-        batches: int,
-        batches_per_step: int,
-        *,
-        num_processes: int = 1,
-        seed: int = 0,
-        pool: int = POOL,
-    ):
-        self.num_processes = num_processes
-        self.skipped = 0
-        self.length = batches
-        self.stages: list[tuple[int, PooledBatchSampler]] = []
-        *earlier, (_, last) = data.mixture.schedule
-        for steps, weights in [*earlier, (batches, last)]:
-            count = min(steps * batches_per_step, batches)
-            batches -= count
-            settings: dict[str, Any] = {"num_processes": num_processes, "seed": seed, "pool": pool}
-            self.stages.append((count, PooledBatchSampler(data, limits, weights=weights, **settings)))
-
-    def set_epoch(self, epoch: int) -> None:
-        """Do nothing: there is one epoch."""
-
-    @property
-    def tokens(self) -> int:
-        """Number of source and target tokens of the training, about."""
-        return round(sum(sampler.tokens * count / len(sampler) for count, sampler in self.stages))
-
-    def drawn_pairs(self) -> list[int]:
-        """Return the number of pairs that the training reads from each corpus, about."""
-        shares = [[pairs * count / len(sampler) for pairs in sampler.drawn_pairs()] for count, sampler in self.stages]
-        return [round(sum(pairs)) for pairs in zip(*shares, strict=True)]
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[list[int]]:
-        skipped = self.skipped
-        self.skipped = 0
-        turn = 0
-        for count, sampler in self.stages:
-            epoch = 0
-            while count:
-                sampler.set_epoch(epoch)
-                sampler.skipped, sampler.first_turn = skipped, turn
-                turn += sampler.turns
-                for batch in islice(sampler, count):
-                    count -= 1
-                    skipped = max(skipped - 1, 0)
-                    yield batch
-                epoch += 1
 
 
 def divide(shards: Sequence[ShardRecord], repeats: Sequence[float], seed: int, pool: int) -> list[list[Part]]:

@@ -53,10 +53,9 @@ def check_before_training(
     for side in ("source", "target"):
         if folder := getattr(recipe.tokenizer, side):
             check_folder(f"tokenizer.{side}", folder, "tokenizer", ["tokenizer_config.json"])
-    for name in ("weights", "schedule"):
-        if getattr(data, name) and data.prepared is None:
-            remedy = "run recnmt prepare and name its folder, or use data.temperature"
-            raise requirement(f"data.{name}", getattr(data, name), "data.prepared", remedy)
+    if data.weights and data.prepared is None:
+        remedy = "run recnmt prepare and name its folder, or use data.temperature"
+        raise requirement("data.weights", data.weights, "data.prepared", remedy)
     if data.prepared is not None:
         load_manifest(Path(data.prepared))  # raises if there is none
     for place, corpus in recipe.corpora:

@@ -94,13 +94,6 @@ class DataSection:
             "part of it is read"
         },
     )
-    schedule: list[dict[str, Any]] = field(
-        default_factory=list,
-        metadata={
-            "help": "stages of training with their own weights (prepared data only), such as `{steps: 5000, weights: "
-            "[1, 2]}`; the last stage has no `steps` and lasts until the end"
-        },
-    )
     prepared: str | None = option(
         None, "folder that `recnmt prepare` wrote from this recipe; training reads its shards instead of `train`"
     )
@@ -136,41 +129,27 @@ class DataSection:
                 corpus.check_single_target(f"data.{name}[{number}]")
 
     def check_mixture(self) -> None:
-        """Raise `UserError` for weights or a schedule that do not match the corpora, or that cannot be used."""
-        given = [name for name in ("temperature", "weights", "schedule") if getattr(self, name)]
-        if len(given) > 1:
-            raise conflict(f"data.{given[1]}", getattr(self, given[1]), f"data.{given[0]}", "set one of them")
-        if self.weights is not None:
-            check_weights(self.weights, "data.weights", len(self.train))
-        for number, stage in enumerate(self.schedule):
-            place = f"data.schedule[{number}]"
-            is_last = number == len(self.schedule) - 1
-            check_value(place, stage, dict[str, Any])
-            if (names := set(stage)) != ({"weights"} if is_last else {"weights", "steps"}):
-                allowed = "a mapping with weights" + ("; the last one has no steps" if is_last else " and steps")
-                raise UserError("option.value", field=place, value=sorted(names), allowed=allowed, remedy="correct it")
-            check_weights(stage["weights"], f"{place}.weights", len(self.train))
-            if not is_last:
-                check_value(f"{place}.steps", stage["steps"], int, Range(least=1))
+        """Raise `UserError` for weights that do not match the corpora, or that cannot be used."""
+        if self.weights is None:
+            return
+        if self.temperature:
+            raise conflict("data.weights", self.weights, "data.temperature", "set one of them")
+        check_value("data.weights", self.weights, list[float])
+        count = len(self.train)
+        if len(self.weights) != count or any(not 0 <= one <= 1000 for one in self.weights) or not any(self.weights):
+            allowed = f"{count} numbers from 0 to 1,000, one for each corpus of data.train"
+            remedy = "correct it"
+            raise UserError("option.value", field="data.weights", value=self.weights, allowed=allowed, remedy=remedy)
 
     @property
     def mixture(self) -> Mixture:
         """Weights of the corpora of prepared data."""
-        stages = [(stage.get("steps", 0), stage["weights"]) for stage in self.schedule]
-        return Mixture(self.weights, self.temperature, stages)
+        return Mixture(self.weights, self.temperature)
 
     @property
     def shard_settings(self) -> ShardSettings:
         """Settings of `recnmt prepare`."""
         return ShardSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ShardSettings)})
-
-
-def check_weights(weights: Any, field: str, count: int) -> None:
-    """Raise `UserError` unless there is a number from 0 to 1,000 for each corpus, and one above 0."""
-    check_value(field, weights, list[float])
-    if len(weights) != count or any(not 0 <= weight <= 1000 for weight in weights) or not any(weights):
-        allowed = f"{count} numbers from 0 to 1,000, one for each corpus of data.train"
-        raise UserError("option.value", field=field, value=weights, allowed=allowed, remedy="correct it")
 
 
 @documented
@@ -434,6 +413,7 @@ class Recipe:
     def __post_init__(self) -> None:
         kinds = {"model": ModelSection, "data": DataSection, "tokenizer": TokenizerSection, "average": AverageSection}
         kinds |= {"guided_alignment": GuidedAlignment, "decoding": DecodingOptions}
+        self.data = without_obsolete(self.data)
         for name, kind in kinds.items():
             if not isinstance(getattr(self, name), kind):
                 setattr(self, name, parse(kind, getattr(self, name), name))
@@ -599,6 +579,13 @@ class Recipe:
 
 # Names of the sections.
 SECTIONS = tuple(entry.name for entry in fields(Recipe))
+
+
+def without_obsolete(data: Any) -> Any:
+    """Return section `data` without the empty `schedule` that runs of earlier versions wrote; other values as given."""
+    if not isinstance(data, Mapping) or data.get("schedule", DEFAULT) != []:
+        return data
+    return {name: value for name, value in data.items() if name != "schedule"}
 
 
 def check_alignments(recipe: Recipe) -> None:

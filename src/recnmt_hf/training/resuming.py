@@ -29,7 +29,7 @@ from .checkpoints import newest_intact_checkpoint, state_of, steps_of
 from .inputs import delete_tokenizers
 from .output_folder import BASELINE, RECIPE, RECORD, mapping_in, remove_leftovers
 from .processes import logger
-from .recipe import NO_EFFECT, Recipe
+from .recipe import NO_EFFECT, Recipe, without_obsolete
 from .recipe_yaml import dump_yaml, load_yaml
 
 
@@ -139,6 +139,7 @@ def changes_of_recipe(recipe: Recipe, output_dir: Path) -> dict[str, str] | None
     old = masked(mapping_in(output_dir / RECIPE))
     if not old:
         return None
+    old["data"] = without_obsolete(old.get("data"))
     new = load_yaml(dump_yaml(recipe.to_dict()), RECIPE)
     changes = {}
     sides = fields_of(old), fields_of(new)

@@ -36,7 +36,7 @@ from ..data.alignments import collate_links
 from ..data.batching import BatchLimits, TokenBatchSampler
 from ..data.bpe_dropout import ResegmentedDataset, Resegmenter
 from ..data.languages import language_ids
-from ..data.sharded import PooledBatchSampler, ScheduledBatchSampler, ShardedDataset
+from ..data.sharded import PooledBatchSampler, ShardedDataset
 from ..data.tags import split_tags
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import TREE_INPUTS, Relations, TreeCollator, tree_options
@@ -282,13 +282,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         limits = BatchLimits(self.args.max_tokens, self.args.max_sentences, squared or None)
         processes = self.accelerator.num_processes if shuffle else 1
         seed = self.args.data_seed if self.args.data_seed is not None else self.args.seed
-        settings: dict[str, Any] = {"num_processes": processes, "seed": seed}
-        if isinstance(dataset, ShardedDataset) and dataset.mixture.schedule:
-            if self.args.max_steps <= 0:
-                raise UserError("prepare.schedule_of_epochs", field="data.schedule", value=self.args.num_train_epochs)
-            in_step = self.args.gradient_accumulation_steps * processes
-            return ScheduledBatchSampler(dataset, limits, self.args.max_steps * in_step, in_step, **settings)
-        settings["shuffle"] = shuffle
+        settings: dict[str, Any] = {"num_processes": processes, "seed": seed, "shuffle": shuffle}
         if isinstance(dataset, ShardedDataset):
             return PooledBatchSampler(dataset, limits, **settings)
         source, target = (dataset[f"{side}_length"][:] for side in ("source", "target"))
