@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from ..errors import UserError
-from .arguments import add_rouge_argument, optional_output, read_records, refuse_duplicates, whole
+from .arguments import add_rouge_argument, optional_output, refuse_duplicates, whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     language = "language code of the translations, which chooses sacrebleu's and Moses' tokenizers (default: 13a for "
     add("--language", help=f"{language}BLEU, and none for tokenized BLEU, whose texts are tokenized already)")
     add("--no-ter", action="store_true", help="omit TER, which is slow on long sentences")
-    n_best = "the files are output of `recnmt translate --n-best N --format jsonl`; also score the best of N hypotheses"
-    add("--oracle", action="store_true", help=n_best)
     tests = ("bootstrap", "randomization", "sign", "both", "all")
     add("--test", choices=tests, default="both", help="significance test; both: bootstrap and randomization")
     add("--samples", type=whole(1), default=1000, help="samples of the significance test")
@@ -35,41 +33,23 @@ def check(args: argparse.Namespace) -> None:
     for name in ("tokenize", "language"):
         if args.rouge and getattr(args, name) is not None:
             raise UserError("usage.excludes", field=f"--{name}", other="--rouge")
-    if args.rouge and args.oracle:
-        raise UserError("usage.excludes", field="--oracle", other="--rouge")
-
-
-def read_n_best(path: str) -> list[list[str]]:
-    """Return the texts of each sentence from the output of `recnmt translate --format jsonl`."""
-    lists: list[list[str]] = []
-    for place, record in read_records(path, text=str, line=int):
-        if (sentence := record["line"]) < 0 or sentence not in (len(lists) - 1, len(lists)):
-            raise UserError("records.line", field=place, keys="line and text", reason="line must count from 0 upwards")
-        if sentence == len(lists):
-            lists.append([])
-        lists[-1].append(record["text"])
-    return lists
 
 
 def run(args: argparse.Namespace) -> None:
     from .._plain_text import count_words
     from ..data.text import read_lines
     from ..metrics import bleu as metrics
-    from ..metrics.oracle import oracle_scores
     from ..metrics.significance import BOOTSTRAP, METHODS, RANDOMIZATION, SIGN, compare_systems
 
     args.tokenize = metrics.bleu_tokenizer(args.language) if args.tokenize is None else args.tokenize
     metrics.bleu_metric(tokenize=args.tokenize)
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
     with optional_output(args.json, inputs) as out:
-        lists = {path: read_n_best(path) for path in args.hypotheses} if args.oracle else {}
-        texts = {path: list(read_lines(path)) for path in inputs if path not in lists}
-        texts |= {path: [own[0] for own in of_sentences] for path, of_sentences in lists.items()}
+        texts = {path: list(read_lines(path)) for path in inputs}
         check_lines(args.hypotheses[0], texts)
         references = [texts[path] for path in args.references]
         # Names of files may contain bytes that are not text.
-        paths = {os.fsencode(path).decode(errors="backslashreplace"): path for path in args.hypotheses}
-        systems = {shown: texts[path] for shown, path in paths.items()}
+        systems = {os.fsencode(path).decode(errors="backslashreplace"): texts[path] for path in args.hypotheses}
         source = None if args.source is None else texts[args.source]
         has_no_spaces = count_words(" ".join(source or ())) > 2 * sum(len(text.split()) for text in source or ())
         print_examples(args.examples, source, systems, references)
@@ -84,11 +64,6 @@ def run(args: argparse.Namespace) -> None:
                 units = "characters" if args.rouge == "characters" or has_no_spaces else "words"
                 print(f"  {name} of sources with {words} {units}: {score.score:.2f} ({count} sentences)")
             report["systems"][shown] = {"scores": [vars(score) for score in scores]}
-            if own := lists.get(paths[shown]):
-                best = oracle_scores(own, references, args.tokenize)
-                most = max(map(len, own))
-                print(f"  best of {most}, by sentence: {', '.join(map(str, best))}")
-                report["systems"][shown]["oracle"] = [vars(score) for score in best]
             if source is not None:
                 report["systems"][shown]["by_length"] = [
                     {"words": words, "sentences": count, kind: score.score} for words, count, score in bins

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .bleu import scores_by_length as scores_by_length
     from .bleu import ter_score as ter_score
     from .bleu import tokenized_bleu_score as tokenized_bleu_score
-    from .oracle import choose_best as choose_best
-    from .oracle import oracle_scores as oracle_scores
     from .rouge import Rouge as Rouge
     from .rouge import rouge_scores as rouge_scores
     from .significance import Comparison as Comparison
