@@ -69,7 +69,7 @@ MESSAGES |= {
     "output.locked": "{field} is in use ({owner}). Try again when that process has finished.",
     "output.in_use": "Another run ({owner}) writes to {field}. Wait for it, stop it, or choose another output folder.",
     # corpora
-    "corpus.kinds": "A corpus needs exactly one of source, tsv, jsonl, lcsts, dataset, generated and sacrebleu, got "
+    "corpus.kinds": "A corpus needs exactly one of source, tsv, jsonl, dataset, generated and sacrebleu, got "
     "{kinds}. Write several corpora as a list.",
     "corpus.needs": "{field}={value} is only allowed with {needed}. Set that, or remove {field}.",
     "corpus.several_targets": "{field} lists {value}. Only a test set can have several references. Pass one file.",
@@ -92,8 +92,6 @@ MESSAGES |= {
     "corpus.tsv_fields": "{field}, line {line}: got {count} fields. Write source and target, separated by one tab.",
     "corpus.json_line": "{field}, line {line}: expected a JSON object with text for {source!r} and {target!r} "
     '({reason}). Write lines like {{"{source}": "..", "{target}": ".."}}.',
-    "corpus.lcsts_document": "{field}, line {line}: damaged document. Expected <doc id=..>, <summary>, <short_text>, "
-    "optionally a numeric <human_label>, and </doc>. Copy the file again.",
     "corpus.alignment_lines": "{field} has {value} lines, but {text} has {lines}. Pass one line of links for each "
     "pair; it may be empty.",
     "corpus.link_beyond": "{field}: the link {value} is beyond {source} source and {target} target {units}. Pass links "

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -413,66 +412,12 @@ def test_python_tokenizers_are_told_apart_by_what_they_do():
     assert row["source_length"] == [7] and row["target_length"] == [6]
 
 
-LCSTS = """<doc id=0>
-    <human_label>4</human_label>
-    <summary>
-        新桥开放
-    </summary>
-    <short_text>
-        昨天新桥
-        开放
-    </short_text>
-</doc>
-<doc id=1>
-  <summary>贵</summary><human_label>2</human_label>
-  <short_text>苹果贵</short_text>
-</doc>
-"""
-
-
-def test_lcsts_in_its_own_format(tmp_path):
-    path = write(tmp_path / "PART_II.txt.gz", LCSTS)
-    pairs = [SentencePair("昨天新桥开放", "新桥开放"), SentencePair("苹果贵", "贵")]
-    assert list(Corpus(lcsts=path).pairs("zh", "zh")) == pairs
-    assert list(Corpus(lcsts=path, min_score=3).pairs("zh", "zh")) == pairs[:1]
-    unlabelled = write(tmp_path / "PART_I.txt", re.sub("<human_label>.</human_label>", "", LCSTS))
-    assert list(Corpus(lcsts=unlabelled, min_score=3).pairs("zh", "zh")) == pairs
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("", 1),
-        ("just text\n", 1),
-        (LCSTS[:60], 1),
-        (LCSTS.replace("</doc>\n", "", 1), 1),
-        (LCSTS[: LCSTS.rindex("</doc>")], 11),
-        ("</doc>\n", 1),
-        (LCSTS.replace("summary", "title"), 1),
-        (LCSTS.replace(">4<", ">four<"), 1),
-    ],
-)
-def test_damaged_lcsts_is_named(tmp_path, text, line):
-    path = write(tmp_path / "PART_I.txt", text)
-    with rejects("corpus.lcsts_document", field=path, line=line):
-        list(Corpus(lcsts=path, min_score=1).pairs("zh", "zh"))
-
-
-def test_blank_texts_of_lcsts(tmp_path):
-    path = write(tmp_path / "PART_I.txt", LCSTS.replace("新桥开放\n", "\n", 1))
-    with rejects("corpus.empty_sentence", field=path, number=10):
-        list(Corpus(lcsts=path).pairs("zh", "zh"))
-    assert len(list(Corpus(lcsts=path).pairs("zh", "zh", "skip"))) == 1
-
-
 def test_columns_of_json_lines(tmp_path):
     path = write(tmp_path / "a.jsonl", json.dumps({"article": "Ein Text.", "title": "Text"}) + "\n")
     corpus = Corpus(jsonl=path, source_column="article", target_column="title")
     assert list(corpus.pairs("de", "de")) == [SentencePair("Ein Text.", "Text")]
     with rejects("corpus.same_languages", field=path):
         list(Corpus(jsonl=path).pairs("de", "de"))
-    with rejects("corpus.needs", field="min_score"):
-        Corpus(jsonl=path, min_score=3)
 
 
 def test_long_pairs_are_truncated_on_demand(tmp_path):
@@ -486,3 +431,11 @@ def test_long_pairs_are_truncated_on_demand(tmp_path):
     assert tokenizer.convert_ids_to_tokens(data[0]["input_ids"]) == ["▁a", "▁b", "▁c", "</s>"]
     assert tokenizer.convert_ids_to_tokens(data[0]["labels"]) == ["▁f", "▁e", "</s>"]
     assert data[0]["source"] == "a b c d e f"
+
+
+def test_data_prepared_by_earlier_versions_is_found():
+    """Fields that were removed or added later do not change the identity of a corpus that does not use them."""
+    unset = ["tsv", "jsonl", "lcsts", "min_score", "dataset", "config", "revision", "generated", "size"]
+    expected = {"source": "a.en", "target": "a.de", "split": "train", "seed": 1}
+    expected |= dict.fromkeys([*unset, "source_column", "target_column"])
+    assert Corpus(source="a.en", target="a.de").identity() == expected

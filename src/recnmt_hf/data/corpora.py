@@ -38,7 +38,6 @@ from .text import (
     original_url,
     read_aligned,
     read_jsonl,
-    read_lcsts,
     read_lines,
     read_tsv,
     skip_blank_pairs,
@@ -58,7 +57,7 @@ MAX_SENTENCES = 10**7
 # Made once in its default sizes for the splits and passes of a run.
 whole_corpus = lru_cache(maxsize=1)(generate_corpus)
 # Fields that only corpora of certain kinds have.
-NEEDED = {"min_score": ["lcsts"], "data_files": ["dataset"], "pair": ["sacrebleu"], "alignments": ["source"]}
+NEEDED = {"data_files": ["dataset"], "pair": ["sacrebleu"], "alignments": ["source"]}
 NEEDED |= {"source_trees": ["source"], "tree_columns": ["dataset", "jsonl"]}
 GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 
@@ -67,7 +66,7 @@ GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 @dataclass(frozen=True)
 class Corpus:
     """
-    A source of sentence pairs: exactly one of `source` with `target`, `tsv`, `jsonl`, `lcsts`, `dataset`, `generated`,
+    A source of sentence pairs: exactly one of `source` with `target`, `tsv`, `jsonl`, `dataset`, `generated`,
     `sacrebleu`. For summarization the target is the summary.
     """
 
@@ -77,10 +76,6 @@ class Corpus:
     )
     tsv: str | None = option(None, "a file of tab-separated pairs")
     jsonl: str | None = option(None, "a file of JSON lines")
-    lcsts: str | None = option(None, "a part of LCSTS, short Chinese texts and their summaries, in its own format")
-    min_score: Annotated[int | None, Range(least=1, most=5)] = option(
-        None, "minimum human label of LCSTS summaries; the papers use 3"
-    )
     dataset: str | None = option(
         None, "a set of pairs for `datasets.load_dataset`: a name on the Hub, or a local folder"
     )
@@ -139,7 +134,7 @@ class Corpus:
             object.__setattr__(self, name, parts)
         check_options(self)
         check_codes(self)
-        names = ("source", "tsv", "jsonl", "lcsts", "dataset", "generated", "sacrebleu")
+        names = ("source", "tsv", "jsonl", "dataset", "generated", "sacrebleu")
         kinds = [name for name in names if getattr(self, name)]
         if len(kinds) != 1:
             raise UserError("corpus.kinds", kinds=", ".join(kinds) or "none")
@@ -212,8 +207,6 @@ class Corpus:
         elif self.jsonl:
             read_source = sentence_of_columns if self.tree_columns else None
             place, rows = self.jsonl, read_jsonl(self.jsonl, *columns, read_source)
-        elif self.lcsts:
-            place, rows = self.lcsts, read_lcsts(self.lcsts, self.min_score)
         elif self.sacrebleu:
             files = self.test_set_files(source_lang, target_lang)
             return (SentencePair(*row) for row in read_aligned(files[:2], on_empty))
@@ -264,7 +257,7 @@ class Corpus:
     def local_files(self) -> list[str]:
         """Return the local files that the corpus names."""
         targets = self.target if isinstance(self.target, list) else [self.target]
-        files = [self.source, *targets, self.tsv, self.jsonl, self.lcsts, self.alignments, self.source_trees]
+        files = [self.source, *targets, self.tsv, self.jsonl, self.alignments, self.source_trees]
         return [path for path in files if path and not is_url(path)]
 
     def _rows(self, name: str, columns: tuple[str, str], streaming: bool = False) -> Iterator[tuple[int, SentencePair]]:
@@ -333,7 +326,8 @@ class Corpus:
         names = ("data_files", "sacrebleu", "pair")
         tags_and_codes = ("source_tag", "target_tag", "source_lang", "target_lang")
         later |= {name for name in (*names, *tags_and_codes) if not getattr(self, name)}
-        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in later}
+        own = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in later}
+        return own | {"lcsts": None, "min_score": None}  # fields of earlier releases
 
 
 def tagged(tag: str | None, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Read sentence pairs from plain or compressed text, TSV, JSON lines, and the files of LCSTS."""
+"""Read sentence pairs from plain or compressed text, TSV and JSON lines."""
 
 from __future__ import annotations
 
@@ -295,32 +295,6 @@ def read_jsonl(
             names = {"source": source_key, "target": target_key}
             raise UserError("corpus.json_line", field=str(path), line=number, **names, reason=str(error)) from error
         yield number, pair
-
-
-LCSTS_PART = re.compile(r"<(short_text|summary|human_label)>(.*?)</\1>")
-
-
-def read_lcsts(path: str | Path, min_score: int | None = None) -> Iterator[tuple[int, SentencePair]]:
-    """
-    Yield line numbers, short texts and their summaries from a part of LCSTS (Hu et al., 2015) in its own format:
-    `<doc id=..>` with `<summary>` and `<short_text>`, in parts II and III also `<human_label>`, from 1 (irrelevant) to
-    5 (relevant). Documents with a label below `min_score` are skipped, those without a label are not. `UserError` if a
-    document lacks a text or its end, or there are no documents.
-    """
-    document, start, number = "", 1, 0
-    for number, line in enumerate(read_lines(path), start=1):
-        document += line
-        if "</doc>" not in line:
-            continue
-        parts = {name: text.strip() for name, text in LCSTS_PART.findall(document)}
-        label = parts.get("human_label", "5")
-        if document.count("<doc ") != 1 or not {"short_text", "summary"} <= set(parts) or not label.isdecimal():
-            raise UserError("corpus.lcsts_document", field=str(path), line=start)
-        if min_score is None or int(label) >= min_score:
-            yield number, SentencePair(parts["short_text"], parts["summary"])
-        document, start = "", number + 1
-    if "<doc " in document or start == 1:
-        raise UserError("corpus.lcsts_document", field=str(path), line=start)
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
