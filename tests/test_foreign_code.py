@@ -53,8 +53,6 @@ LISTED_RUNS = {
     "families/__init__.py: : importlib.import_module": "modules of this package, named in its source",
     "families/family.py: Family.load_class: importlib.import_module": "modules of this package, named in its source",
     "commands/main.py: build_parser: importlib.import_module": "modules of this package, from the table of commands",
-    "commands/translation_parts.py: start_processes: multiprocessing.get_context": "processes of this package",
-    "commands/translation_parts.py: start_processes: multiprocessing.active_children": "the same processes, ended",
     "data/sharding.py: make_shards: multiprocessing.get_context": "processes of this package",
     "data/corpora.py: Corpus._records: datasets.load_dataset": "since version 4 datasets runs no code of a set",
     "data/corpora.py: prepare_dataset: datasets.load_from_disk": "Arrow files and JSON that the package has written",

@@ -145,12 +145,9 @@ MESSAGES |= {
     "source_column and target_column to columns of sentences.",
     "tokenizer.no_dropout": "{field}={value} is not supported by this tokenizer. Use one of kind bpe, or set it to 0.",
     # translation with several processes
-    "translate.streams": "{field}={value} requires --input and --output, which must be files: several processes "
-    "read and write them. Pass files, or use one process.",
+    "translate.streams": "Several processes need --input and --output that are files. Pass files, or use one process.",
     "translate.missing_parts": "{field} lacks {value} parts of the translation. Run the same command again: "
     "finished parts are kept.",
-    "translate.killed_process": "One of {value} processes was killed. Reduce {field} if memory is short, and run the "
-    "same command again: finished parts are kept.",
     # prepared data
     "prepare.other_data": "{field} has data that was prepared with other {changed}. Choose another folder, or delete "
     "this one.",

@@ -8,11 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
-from multiprocessing import get_context
+from unittest import mock
 
 import psutil
 import pytest
-from user_errors import rejects
 
 from recnmt_hf.commands import translation_parts
 from recnmt_hf.commands.main import build_parser, main, parse
@@ -29,9 +28,23 @@ def texts(corpus, tmp_path):
     return path
 
 
-def translate(folder, texts, name, *more):
+def main_of_two(words):
+    """Run a command as the first of two processes of a launcher, which also does what the second would."""
+
+    def translate_both(args, folder, rank, world):
+        for number in range(world):
+            translation_parts.translate_own_parts(args, folder, number, world)
+
+    with (
+        mock.patch.object(translation_parts, "translate_together", translate_both),
+        mock.patch.object(translation_parts, "launched_processes", lambda: (0, 2)),
+    ):
+        return main(words)
+
+
+def translate(folder, texts, name, *more, run=main):
     output = texts.parent / name
-    assert main(["translate", str(folder), "-i", str(texts), "-o", str(output), *OPTIONS, *more]) == 0
+    assert run(["translate", str(folder), "-i", str(texts), "-o", str(output), *OPTIONS, *more]) == 0
     return output.read_text()
 
 
@@ -39,9 +52,8 @@ def translate(folder, texts, name, *more):
 def test_output_of_one_process(tiny_folder, texts, monkeypatch, form):
     """Parts are translated alone, which may change the last digits of scores."""
     monkeypatch.setattr(translation_parts, "PART", 7)
-    monkeypatch.setattr(translation_parts, "start_processes", in_this_process)
     whole = translate(tiny_folder, texts, "whole", "--format", form)
-    parts = translate(tiny_folder, texts, "parts", "--format", form, "--workers", "2")
+    parts = translate(tiny_folder, texts, "parts", "--format", form, run=main_of_two)
     if form == "text":
         assert parts == whole and whole.count("\n") == 26
     elif form == "jsonl":
@@ -54,11 +66,6 @@ def test_output_of_one_process(tiny_folder, texts, monkeypatch, form):
             row.split(" ||| ")[:2] for row in whole.splitlines()
         ]
     assert sorted(path.name for path in texts.parent.iterdir()) == ["parts", "text.en", "whole"]
-
-
-def in_this_process(settings, folder, count):
-    for number in range(count):
-        translation_parts.translate_own_parts(settings, folder, number, count)
 
 
 @pytest.mark.slow
@@ -78,10 +85,8 @@ def test_texts_of_one_line_each(tiny_folder, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_processes(tiny_folder, texts):
-    """Those of the command itself, and those of a launcher."""
+def test_processes_of_a_launcher(tiny_folder, texts):
     whole = translate(tiny_folder, texts, "whole")
-    assert translate(tiny_folder, texts, "workers", "--workers", "2") == whole
     port = str(20000 + os.getpid() % 20000)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port]
     launch += ["-m", "recnmt_hf.commands.main", "translate", str(tiny_folder), "--device", "cpu", *OPTIONS]
@@ -95,43 +100,41 @@ def test_other_files_are_not_deleted(tiny_folder, texts, capsys):
     folder = texts.parent / "out.parts"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
-    command = ["translate", str(tiny_folder), "-i", str(texts), *OPTIONS, "--workers", "2"]
-    assert main([*command, "-o", str(texts.parent / "out")]) == 2
+    command = ["translate", str(tiny_folder), "-i", str(texts), *OPTIONS]
+    assert main_of_two([*command, "-o", str(texts.parent / "out")]) == 2
     assert "[output.not_empty]" in capsys.readouterr().err and (folder / "notes.txt").read_text() == "mine"
     (texts.parent / "file.parts").write_text("mine")
-    assert main([*command, "-o", str(texts.parent / "file")]) == 2
+    assert main_of_two([*command, "-o", str(texts.parent / "file")]) == 2
     assert "[output.is_file]" in capsys.readouterr().err and (texts.parent / "file.parts").read_text() == "mine"
-    assert main([*command, "-o", str(folder)]) == 2 and main([*command, "-o", "/proc/version/out"]) == 2
+    assert main_of_two([*command, "-o", str(folder)]) == 2 and main_of_two([*command, "-o", "/proc/version/out"]) == 2
     assert re.findall(r"\[(\w+\.\w+)\]", capsys.readouterr().err) == ["file.is_folder", "output.not_writable"]
     before = texts.read_text()
-    assert main([*command, "-o", str(texts)]) == 2
+    assert main_of_two([*command, "-o", str(texts)]) == 2
     assert "[output.is_input]" in capsys.readouterr().err and texts.read_text() == before
 
 
 def test_continued_after_an_interruption(tiny_folder, texts, monkeypatch, capsys):
     monkeypatch.setattr(translation_parts, "PART", 5)
-    monkeypatch.setattr(translation_parts, "start_processes", in_this_process)
     join = translation_parts.join_parts
     monkeypatch.setattr(translation_parts, "join_parts", lambda folder, args: 1 / 0)
     command = ["translate", str(tiny_folder), "-i", str(texts), "-o", str(texts.parent / "out"), *OPTIONS]
-    assert main([*command, "--workers", "2"]) == 1
+    assert main_of_two(command) == 1
     monkeypatch.setattr(translation_parts, "join_parts", join)
     folder = texts.parent / "out.parts"
     (folder / "00000003").unlink()
     (folder / "00000003.123.partial").write_text("half")
     (folder / "00000000").write_text("kept\n" * 5)
     capsys.readouterr()
-    assert main([*command, "--workers", "2"]) == 0
+    assert main_of_two(command) == 0
     assert "5 parts in" in capsys.readouterr().err
     assert (texts.parent / "out").read_text().startswith("kept\n" * 5) and not folder.exists()
     # Parts of other options are not used.
-    assert main([*command, "--workers", "2"]) == 0
+    assert main_of_two(command) == 0
     assert "kept" not in (texts.parent / "out").read_text()
 
 
 def test_a_missing_part_is_reported(tiny_folder, texts, monkeypatch, capsys):
     monkeypatch.setattr(translation_parts, "PART", 5)
-    monkeypatch.setattr(translation_parts, "start_processes", in_this_process)
     own = translation_parts.join_parts
 
     def join(folder, args):
@@ -140,7 +143,7 @@ def test_a_missing_part_is_reported(tiny_folder, texts, monkeypatch, capsys):
 
     monkeypatch.setattr(translation_parts, "join_parts", join)
     command = ["translate", str(tiny_folder), "-i", str(texts), "-o", str(texts.parent / "out"), *OPTIONS]
-    assert main([*command, "--workers", "2"]) == 2
+    assert main_of_two(command) == 2
     assert "[translate.missing_parts]" in capsys.readouterr().err and not (texts.parent / "out").exists()
 
 
@@ -162,51 +165,24 @@ os._exit(0)
         time.sleep(0.1)
 
 
-@pytest.mark.slow
-def test_after_an_error_the_other_processes_do_not_go_on(tiny_folder, tmp_path):
-    """The first of two processes would need much longer for its part than the second for its first line."""
-    text, folder = tmp_path / "text", tmp_path / "parts"
-    text.write_text(("the dog sleeps " * 10 + "\n") * translation_parts.PART + "dog " * 100 + "\n")
-    folder.mkdir()
-    args = parse(build_parser("translate"), ["translate", str(tiny_folder), "-i", str(text)])
-    settings = {name: value for name, value in vars(args).items() if not callable(value)}
-    settings["options"] = DecodingOptions(max_source_length=50, split_sentences="never")
-    other = get_context("spawn").Process(target=time.sleep, args=(600,))  # of the program that calls this one
-    other.start()
-    with rejects("sentence.too_long"):
-        translation_parts.start_processes(settings, folder, 2)
-    assert not (folder / "00000000").exists() and other.is_alive()
-    other.kill()
-
-
-@pytest.mark.slow
-def test_an_error_of_a_process_is_one_message(tiny_folder, tmp_path):
-    (tmp_path / "bad").write_bytes(b"The dog sleeps.\n\xff\n")
-    code = "import sys; from recnmt_hf.commands.main import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "translate", str(tiny_folder), "-i", "bad", "-o", "out", *OPTIONS]
-    found = subprocess.run([*command, "--workers", "2"], capture_output=True, text=True, cwd=tmp_path, timeout=300)
-    assert found.returncode == 2 and "[file.not_utf8]" in found.stderr and "Traceback" not in found.stderr
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_shortlist_is_not_overwritten(tiny_folder, texts, capsys, workers):
+@pytest.mark.parametrize("run", [main, main_of_two])
+def test_the_shortlist_is_not_overwritten(tiny_folder, texts, capsys, run):
     path = texts.parent / "list.txt"
     path.write_text("a a 0.5\n")
     command = ["translate", str(tiny_folder), "-i", str(texts), "--shortlist", str(path), "-o", str(path), *OPTIONS]
-    assert main([*command, "--workers", workers]) == 2
+    assert run(command) == 2
     assert "[output.is_input]" in capsys.readouterr().err and path.read_text() == "a a 0.5\n"
 
 
 def test_too_many_prefixes_and_pipes_are_rejected(tiny_folder, texts, monkeypatch, capsys):
     monkeypatch.setattr(translation_parts, "PART", 5)
-    monkeypatch.setattr(translation_parts, "start_processes", in_this_process)
     prefixes = texts.parent / "prefixes.de"
     prefixes.write_text("\n" * 28)
-    command = ["translate", str(tiny_folder), "-o", str(texts.parent / "out"), *OPTIONS, "--workers", "2"]
-    assert main([*command, "-i", str(texts), "--prefix", str(prefixes)]) == 2
+    command = ["translate", str(tiny_folder), "-o", str(texts.parent / "out"), *OPTIONS]
+    assert main_of_two([*command, "-i", str(texts), "--prefix", str(prefixes)]) == 2
     assert "There are only 26 sentences, but more prefixes." in capsys.readouterr().err
     os.mkfifo(texts.parent / "pipe")
-    assert main([*command, "-i", str(texts.parent / "pipe")]) == 2
+    assert main_of_two([*command, "-i", str(texts.parent / "pipe")]) == 2
     assert "[translate.streams]" in capsys.readouterr().err
 
 
@@ -240,10 +216,10 @@ def test_devices_of_several_processes(tiny_folder, texts, monkeypatch, quantizat
     monkeypatch.setattr(translation_parts, "PART", 7)
     options = [] if quantization is None else ["--quantization", quantization]
     words = ["translate", str(tiny_folder), "-i", str(texts), "-o", str(texts.parent / "o"), *options]
-    settings = vars(parse(build_parser("translate"), words))
+    args = parse(build_parser("translate"), words)
     for rank in range(3):
         with pytest.raises(InterruptedError):
-            translation_parts.translate_own_parts(settings, texts.parent, rank, 3)
+            translation_parts.translate_own_parts(args, texts.parent, rank, 3)
     assert devices == ([None] * 3 if quantization else ["cuda:0", "cuda:1", "cuda:0"])
 
 
@@ -261,13 +237,12 @@ def test_another_shortlist_is_another_command(tiny_folder, texts, tmp_path):
 
 def test_parts_have_the_numbers_and_random_draws_of_the_whole(tiny_folder, texts, monkeypatch, capsys):
     monkeypatch.setattr(translation_parts, "PART", 7)
-    monkeypatch.setattr(translation_parts, "start_processes", in_this_process)
     texts.write_text("The dog sleeps.\n" * 20)
     sampled = ["--beams", "1", "--buffer", "7", "--seed", "3", "--generate", "do_sample=true"]
     whole = translate(tiny_folder, texts, "whole", *sampled)
-    assert translate(tiny_folder, texts, "parts", *sampled, "--workers", "2") == whole
+    assert translate(tiny_folder, texts, "parts", *sampled, run=main_of_two) == whole
     assert len(set(whole.splitlines()[:7])) > 1
     texts.write_text("A dog.\n" * 9 + "The dog " * 300 + "\n")
-    command = ["translate", str(tiny_folder), "-i", str(texts), "-o", str(texts.parent / "out"), "--workers", "2"]
-    assert main([*command, "--on-long", "error"]) == 2
+    command = ["translate", str(tiny_folder), "-i", str(texts), "-o", str(texts.parent / "out")]
+    assert main_of_two([*command, "--on-long", "error"]) == 2
     assert "Sentence 10 has" in capsys.readouterr().err

@@ -26,8 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prefix", metavar="FILE", help="file with the beginning of each translation; an empty line sets no prefix")
     arguments.add_options(parser, DecodingOptions, DECODING, num_hypotheses="--n-best")
     arguments.add_generate_argument(parser)
-    workers = "number of processes that translate a file; run an interrupted command again to continue (default: 1)"
-    add("--workers", type=arguments.whole(1, 1024), default=1, help=workers)
     arguments.add_device_arguments(parser)
 
 
@@ -46,11 +44,11 @@ def run(args: argparse.Namespace) -> None:
     from .translation_parts import inputs_of, launched_processes, translate_in_parts, write_translations
 
     source, target = arguments.stream(args.input), arguments.stream(args.output)
-    if args.workers > 1 or launched_processes()[1] > 1:
+    if launched_processes()[1] > 1:
         files = [Path(path) for path in (args.input, args.prefix, args.source_trees) if path is not None]
         is_pipe = any(path.exists() and not (path.is_file() or path.is_dir()) for path in files)
         if source is None or target is None or args.prefix == "-" or is_pipe:
-            raise UserError("translate.streams", field="--workers", value=args.workers)
+            raise UserError("translate.streams")
         translate_in_parts(args)
         return
     others = (args.prefix, args.source_trees, args.options.shortlist)

@@ -1,7 +1,7 @@
 """
-Translate lines with one process, or a file with several: the lines are divided into parts, each process translates its
-own, and the parts are joined in order. Finished parts are kept until the whole output is complete, so that an
-interrupted command continues.
+Translate lines with one process, or a file with those of a launcher: the lines are divided into parts, each process
+translates its own, and the parts are joined in order. Finished parts are kept until the whole output is complete, so
+that an interrupted command continues.
 """
 
 from __future__ import annotations
@@ -11,20 +11,14 @@ import json
 import os
 import re
 import shutil
-import signal
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import asdict
 from hashlib import sha256
 from itertools import chain, islice
-from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
-from .._interrupts import end_with_parent
 from .._plain_text import on_one_line
 from ..errors import ExistingFileError, UserError
 from . import arguments
@@ -99,8 +93,8 @@ def launched_processes() -> tuple[int, int]:
 
 def translate_in_parts(args: argparse.Namespace) -> None:
     """
-    Translate `args.input` to `args.output` with `args.workers` processes, or as one of the processes of a launcher.
-    `UserError` also if a process was killed, or the folder of the parts has other files.
+    Translate `args.input` to `args.output` as one of the processes of a launcher. `UserError` also if a part is
+    missing, or the folder of the parts has other files.
     """
     from ..data.files import check_replaceable, explained_preparation, refuse_inputs
     from ..data.locks import lock
@@ -108,7 +102,6 @@ def translate_in_parts(args: argparse.Namespace) -> None:
 
     rank, world = launched_processes()
     folder = Path(f"{args.output}.parts")
-    settings = {name: value for name, value in vars(args).items() if not callable(value)}
     with ExitStack() as stack:
         if rank == 0:
             inputs = (args.input, args.prefix, args.source_trees, args.options.shortlist)
@@ -122,16 +115,7 @@ def translate_in_parts(args: argparse.Namespace) -> None:
             finished_parts = begin(folder, plan_of(args))
             if finished_parts:
                 logger.info(f"{finished_parts} parts in {folder} are complete already.")
-        if world > 1:
-            from accelerate import PartialState
-
-            state = PartialState(cpu=args.device == "cpu")
-            state.wait_for_everyone()
-            translate_own_parts(settings, folder, rank, world)
-            state.wait_for_everyone()
-            state.destroy_process_group()
-        else:
-            start_processes(settings, folder, args.workers)
+        translate_together(args, folder, rank, world)
         if rank == 0:
             join_parts(folder, args)
             shutil.rmtree(folder)
@@ -171,46 +155,31 @@ def begin(folder: Path, plan: str) -> int:
     return len(list(folder.glob("[0-9]*")))
 
 
-def start_processes(settings: dict[str, Any], folder: Path, count: int) -> None:
-    """Translate with some processes of this machine. After an error or an interrupt none of them goes on."""
-    earlier = active_children()  # of a program that calls this one
-    with ProcessPoolExecutor(count, get_context("spawn"), start_worker, (os.getpid(),)) as pool:
-        try:
-            futures = [pool.submit(translate_own_parts, settings, folder, number, count) for number in range(count)]
-            for future in as_completed(futures):
-                future.result()
-        except BaseException as error:
-            for process in active_children():  # the pool would wait for the others, which may take hours
-                if process not in earlier:
-                    process.terminate()
-            if isinstance(error, BrokenProcessPool):
-                raise UserError("translate.killed_process", field="--workers", value=count) from error
-            raise
+def translate_together(args: argparse.Namespace, folder: Path, rank: int, world: int) -> None:
+    """Translate the parts of this process, once the folder is there, and wait for the other processes."""
+    from accelerate import PartialState
+
+    state = PartialState(cpu=args.device == "cpu")
+    state.wait_for_everyone()
+    translate_own_parts(args, folder, rank, world)
+    state.wait_for_everyone()
+    state.destroy_process_group()
 
 
-def start_worker(parent: int) -> None:
-    """End this process in order after SIGTERM, and soon after its parent."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    end_with_parent(parent)
-
-
-def translate_own_parts(settings: dict[str, Any], folder: Path, rank: int, world: int) -> None:
+def translate_own_parts(args: argparse.Namespace, folder: Path, rank: int, world: int) -> None:
     """Translate every `world`-th part that is not there yet, from the `rank`-th on."""
     import torch
 
-    args = argparse.Namespace(**settings)
-    if world > 1:
-        torch.set_num_threads(max((os.cpu_count() or 1) // world, 1))
+    args = argparse.Namespace(**vars(args))
+    torch.set_num_threads(max((os.cpu_count() or 1) // world, 1))
     translator = None
     for number, lines, prefixes in parts_of(*inputs_of(args)):
         path = folder / f"{number:08d}"
         if number % world != rank or path.exists():
             continue
         if translator is None:
-            from .._registration import register
             from ..inference.loading import default_device
 
-            register()
             if args.device is None and {default_device(path, args.quantization) for path in args.model} == {"cuda"}:
                 args.device = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
             translator = arguments.load_translator(args)
