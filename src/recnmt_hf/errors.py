@@ -514,7 +514,8 @@ MESSAGES |= {
     "average.no_folder": "The folder {value} does not exist. Pass folders of checkpoints, or of one run.",
     "average.output": "The output {field} is inside {folder}, which is averaged. Choose another folder.",
     "evaluate.lines": "{field} has {lines} lines, but {other} has {others}. Pass line-aligned files of one test set.",
-    "export.quantization": "{field}={value} is not supported for ONNX. Use float32 or int8.",
+    "export.quantization": "{field}={value} is not supported for ONNX. Use float32, and quantize the graphs with "
+    "onnxruntime.quantization.quantize_dynamic.",
     "inspect.no_effect": "{field} has no effect on the subject {subject}. Remove it, or choose another --subject.",
     "parameters.no_value": "{value} in {field} has no value. Write field=value (null for none).",
     "parameters.unknown_model": "There is no model type {value}. Use one of {models}.",

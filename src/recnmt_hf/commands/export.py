@@ -12,17 +12,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("output", help="a new folder")
     formats = "ctranslate2 (base Transformers only) or onnx (all families); `recnmt translate` reads both"
     add("--format", choices=("ctranslate2", "onnx"), required=True, help=formats)
-    types = "data type: float32 or int8; for ctranslate2 also float16, bfloat16, int16, int8_float16, ..."
+    types = "data type of ctranslate2: float32, int8, float16, bfloat16, int16, int8_float16, ... (onnx: float32 only)"
     add("--quantization", default="float32", help=types)
+
+
+def check(args: argparse.Namespace) -> None:
+    if args.format == "onnx" and args.quantization != "float32":
+        raise UserError("export.quantization", field="--quantization", value=args.quantization)
 
 
 def run(args: argparse.Namespace) -> None:
     if args.format == "onnx":
-        from ..hub.onnx_graphs import QUANTIZATIONS, export_onnx
+        from ..hub.onnx_graphs import export_onnx
 
-        if args.quantization not in QUANTIZATIONS:
-            raise UserError("export.quantization", field="--quantization", value=args.quantization)
-        print(export_onnx(args.model, args.output, args.quantization))
+        print(export_onnx(args.model, args.output))
     else:
         from ..hub.engines import export_ctranslate2
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +18,6 @@ from transformers import EncoderDecoderCache
 
 from .._extras import packages_of_extra
 from .._loading_errors import shorten
-from .._values import check_value
 from ..data.files import open_output_folder
 from ..errors import UserError
 from ..inference.backends.onnx_model import (
@@ -36,7 +34,6 @@ from ..models.seq2seq_outputs import CACHE
 from ..models.source_memory import self_attention_cache
 from .checked_copy import load_checked
 from .engines import write_settings
-from .onnx_quantization import quantize_graph
 
 
 # One file with the weights of all graphs.
@@ -45,14 +42,11 @@ SMALLEST_SHARED = 1024  # bytes; smaller weights are stored in the graphs
 SHARED = "shared."  # masks and vectors of a source in names of the cache
 STEPS = "steps"  # name of the number of tokens read, one for each row
 PAGE = 4096  # alignment of weights in the file, for memory mapping
-# Allowed difference of logits: this share of the largest logit, or this multiple of the model's own rounding error. For
-# int8 the limit only detects graphs that are wrong.
-TOLERANCE, INT8_TOLERANCE = 1e-3, 0.5
-QUANTIZATIONS = ("float32", "int8")
-ROUNDING = 10
+# Allowed difference of logits: this share of the largest logit, or this multiple of the model's own rounding error.
+TOLERANCE, ROUNDING = 1e-3, 10
 
 
-def export_onnx(source: str | Path, output: str | Path, quantization: str = "float32") -> Path:
+def export_onnx(source: str | Path, output: str | Path) -> Path:
     """
     Export a model of any family to ONNX, with its tokenizers. `Translator.from_pretrained` and
     `recnmt translate` load the folder like that of a model.
@@ -71,28 +65,20 @@ def export_onnx(source: str | Path, output: str | Path, quantization: str = "flo
     Args:
         source (`str` or `Path`): Folder or model id.
         output (`str` or `Path`): A new folder, which is returned.
-        quantization (`str`, *optional*, defaults to `"float32"`): `"int8"` stores and multiplies linear layers and
-            embeddings in int8 ([`~recnmt_hf.hub.onnx_quantization.quantize_graph`]).
 
     Raises:
         UserError: A package is missing, the exporter fails, or the files are damaged.
         FileExistsError: The output exists and is not empty.
     """
     load_onnx_packages()
-    check_value("quantization", quantization, Literal[QUANTIZATIONS])
     model, tokenizers = load_checked(source, check_family)
     model = model.float()
     with open_output_folder(output, must_be_new=True) as working:
         programs = graphs_of(model)
         save_graphs(programs, working)
         tokenizers.save(working)
-        write_settings(model, source, working, format="onnx", quantization=quantization)
+        write_settings(model, source, working, format="onnx", quantization="float32")
         check_logits(model, OnnxModel(working, "cpu"))
-        if quantization == "int8":
-            for program in programs.values():
-                quantize_graph(program.model, {model.config.vocab_size, model.config.decoder_vocab_size})
-            save_graphs(programs, working)
-            check_logits(model, OnnxModel(working, "cpu"), INT8_TOLERANCE)
     return Path(output)
 
 
@@ -337,8 +323,7 @@ def save_graphs(programs: dict[str, Any], folder: Path) -> None:
     import onnx_ir  # part of onnxscript
 
     places: dict[tuple[Any, ...], tuple[int, int]] = {}
-    working = folder / f"{WEIGHTS}.partial"  # tensors of graphs that were saved before are read from the old file
-    with open(working, "wb") as file:
+    with open(folder / WEIGHTS, "wb") as file:
         for program in programs.values():
             for value in program.model.graph.initializers.values():
                 tensor = value.const_value
@@ -353,7 +338,6 @@ def save_graphs(programs: dict[str, Any], folder: Path) -> None:
                 offset, length = places[key]
                 about = {"shape": tensor.shape, "name": value.name, "base_dir": str(folder)}
                 value.const_value = onnx_ir.ExternalTensor(WEIGHTS, offset, length, tensor.dtype, **about)
-    os.replace(working, folder / WEIGHTS)
     for name in GRAPHS:
         remove_origins(programs[name].model)
         onnx_ir.save(programs[name].model, folder / name)
@@ -372,7 +356,7 @@ def remove_origins(model: Any) -> None:
 
 
 @torch.no_grad()
-def check_logits(model: Any, graphs: OnnxModel, tolerance: float = TOLERANCE) -> None:
+def check_logits(model: Any, graphs: OnnxModel) -> None:
     """
     Raise `UserError` if the logits of the graphs differ from the model's by more than rounding, for sentences that were
     not used for the export: this share of the largest logit, or a multiple of the model's own rounding error.
@@ -389,7 +373,7 @@ def check_logits(model: Any, graphs: OnnxModel, tolerance: float = TOLERANCE) ->
         logits = torch.cat([first.logits, rest.logits], 1)
         inputs["decoder_input_ids"] = target
         expected = model(**inputs, use_cache=False).logits
-        distance, allowed = float((logits - expected).abs().max()), tolerance * max(1.0, float(expected.abs().max()))
+        distance, allowed = float((logits - expected).abs().max()), TOLERANCE * max(1.0, float(expected.abs().max()))
         if not distance <= allowed:
             exact = copy.deepcopy(model).double()(**inputs, use_cache=False).logits
             allowed = max(allowed, ROUNDING * float((exact - expected).abs().max()))
