@@ -307,17 +307,6 @@ def test_modules_import_each_other_without_cycles(repository):
     assert order.index("recnmt_hf.inference.backends.protocol") < order.index("recnmt_hf.inference.translator")
 
 
-def test_old_names_of_evaluation_work_with_a_warning():
-    import recnmt_hf.evaluation
-
-    for package in (recnmt_hf.inference, recnmt_hf.metrics):
-        for name in package.__all__:
-            with pytest.warns(FutureWarning, match=f"is now {package.__name__}.{name}"):
-                assert getattr(recnmt_hf.evaluation, name) is getattr(package, name)
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        recnmt_hf.evaluation.nothing  # noqa: B018
-
-
 def test_nothing_checks_for_model_types_in_shared_files(repository):
     for path in (repository / "src" / "recnmt_hf" / "models").glob("*.py"):
         text = path.read_text()

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from .inference.options import DecodingOptions as DecodingOptions
     from .inference.pipeline import TranslationPipeline as TranslationPipeline
     from .inference.pipeline import pipeline as pipeline
-    from .inference.translator import EnsembleTranslator as EnsembleTranslator
     from .inference.translator import Translator as Translator
     from .inference.word_alignment import align_pairs as align_pairs
     from .metrics.alignment import AlignmentErrorRate as AlignmentErrorRate

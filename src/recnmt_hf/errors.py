@@ -218,7 +218,6 @@ MESSAGES |= {
     "option.too_many_hypotheses": "{field}={value} must not exceed beams={beams}. Use more beams or fewer hypotheses.",
     "option.no_length": "{field}={value} with max_length_factor=0 allows no token. Set one of them above 0.",
     "option.language": "{field}={value} is not a language code. Use letters, digits, _ and -, such as en, de or zh-CN.",
-    "option.of_transformers_4": "{field} is an option of transformers 4. {remedy}.",
     "pipeline.no_model": "{field} is missing; the task {value} has no default. Pass a folder or a model id.",
     "language.unknown": "{field}={value} is not a language of this model. Use one of its codes: {known}.",
     "language.missing": "This model translates into several languages. Set {field} (tgt_lang, --target-lang) to one of "

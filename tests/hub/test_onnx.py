@@ -10,7 +10,6 @@ from model_contract import TINY
 import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.families import FAMILIES
-from recnmt_hf.inference.translator import EnsembleTranslator
 
 
 pytest.importorskip("onnxruntime", reason="the package onnxruntime is not installed")
@@ -96,7 +95,7 @@ def test_plain_generate_and_an_ensemble(exported, corpus):
         assert expected.equal(graphs.model.generate(**{**inputs, **changed}, max_new_tokens=4)), changed
     plain, recurrent = exported("gret")[0], exported("rpe_transformer")
     sentences = [pair.en for pair in corpus["test"][:4]]
-    expected, found = (EnsembleTranslator.from_pretrained([plain, each])(sentences, beams=2) for each in recurrent)
+    expected, found = (recnmt_hf.Translator.from_pretrained([plain, each])(sentences, beams=2) for each in recurrent)
     assert [one.hypotheses[0].tokens for one in expected] == [one.hypotheses[0].tokens for one in found]
 
 

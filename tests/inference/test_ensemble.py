@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from ensembles import ensemble_of
 from transformers import MarianConfig, MarianMTModel
 from user_errors import rejects
 
@@ -78,7 +79,7 @@ def slow_beam_search(members, source, beams, most, end):
 @pytest.mark.parametrize("chosen", [(0, 1), (2, 3, 4), (5, 6), (7, 8), range(9)])
 def test_equal_to_the_slow_reference(members, chosen, corpus):
     members = [members[number] for number in chosen]
-    ensemble = recnmt_hf.EnsembleTranslator(members)
+    ensemble = ensemble_of(members)
     sentences = [pair.en for pair in corpus["test"][:2]]
     sources = [ensemble.encode_source(sentence) for sentence in sentences]
     most = 7
@@ -102,7 +103,7 @@ def test_beams_of_samples_are_refused(members, tokenizer):
     model = model_of("VRNMT", len(tokenizer), latent_inference="sample")
     sampling = recnmt_hf.Translator(model, tokenizer, check=False)
     for chosen in ([sampling, members[0]], [members[0], sampling]):
-        ensemble = recnmt_hf.EnsembleTranslator(chosen)
+        ensemble = ensemble_of(chosen)
         with rejects("model.beams_of_samples", "beams"):
             ensemble("The dog sleeps.", beams=2)
         assert ensemble("The dog sleeps.", beams=1, max_new_tokens=2)
@@ -110,7 +111,7 @@ def test_beams_of_samples_are_refused(members, tokenizer):
 
 def test_settings_of_the_model_apply_or_are_rejected(members, corpus, monkeypatch):
     sentences = [pair.en for pair in corpus["test"][:3]]
-    ensemble, settings = recnmt_hf.EnsembleTranslator([members[0]] * 2), members[0].model.generation_config
+    ensemble, settings = ensemble_of([members[0]] * 2), members[0].model.generation_config
     monkeypatch.setattr(settings, "min_length", 9)
     expected, found = (each(sentences, beams=2, max_new_tokens=9) for each in (members[0], ensemble))
     assert [one.hypotheses[0].tokens for one in found] == [one.hypotheses[0].tokens for one in expected]
@@ -123,7 +124,7 @@ def test_settings_of_the_model_apply_or_are_rejected(members, corpus, monkeypatc
 def test_one_model_twice_is_that_model(members, corpus):
     sentences = [pair.en for pair in corpus["test"][:6]]
     options = {"beams": 3, "num_hypotheses": 3, "max_length_extra": 3, "no_repeat_ngram_size": 2}
-    ensemble = recnmt_hf.EnsembleTranslator([members[0]] * 2)
+    ensemble = ensemble_of([members[0]] * 2)
     for one, other in zip(members[0](sentences, **options), ensemble(sentences, **options), strict=True):
         assert [each.tokens for each in one.hypotheses] == [each.tokens for each in other.hypotheses]
     prefixed = ensemble(sentences, ["Der"] * 6, beams=2, min_new_tokens=4, repetition_penalty=1.2, max_length_extra=2)
@@ -148,11 +149,11 @@ def test_models_with_other_tokens_are_rejected(members, corpus, tokenizer, tmp_p
         size = len(tokens) + (8 if tokens is tokenizer else 0)
         member = recnmt_hf.Translator(model_of("NMTTransformer", size), tokens, check=False)
         with rejects("ensemble.different_models") as refused:
-            recnmt_hf.EnsembleTranslator([members[0], member])
+            ensemble_of([members[0], member])
         assert refused.value.details["difference"] == difference
     with rejects("ensemble.too_few"):
-        recnmt_hf.EnsembleTranslator(members[:1])
-    ensemble = recnmt_hf.EnsembleTranslator(members[:2])
+        ensemble_of(members[:1])
+    ensemble = ensemble_of(members[:2])
     with rejects("model.not_inspectable"):
         ensemble("The dog sleeps.", alignments=True)
     with rejects("engine.unsupported", "generate.do_sample"):

@@ -10,10 +10,11 @@ import threading
 import numpy as np
 import pytest
 import torch
+from ensembles import ensemble_of
 
 import recnmt_hf.analysis
 import recnmt_hf.inference
-from recnmt_hf import EnsembleTranslator, Translator
+from recnmt_hf import Translator
 from recnmt_hf.analysis.global_state import global_state, inspect_global_state
 from recnmt_hf.analysis.recurrence import inspect_attention, recurrence_attention
 from recnmt_hf.analysis.recurrent_positions import inspect_positions, recurrent_positions
@@ -69,8 +70,8 @@ ENTRIES = {
     "Translator.score_tokens": ("nmt_transformer", lambda t: t.score_tokens(*ids(t))),
     "Translator.align_tokens": ("nmt_transformer", lambda t: t.align_tokens(*ids(t))),
     "Translator.attention": ("nmt_transformer", lambda t: t.attention(*ids(t), None, None, 4096)),
-    "EnsembleTranslator.__call__": ("nmt_transformer", lambda t: EnsembleTranslator([t, t])(SOURCES, **SHORT)),
-    "EnsembleTranslator.score": ("nmt_transformer", lambda t: EnsembleTranslator([t, t]).score(SOURCES, TARGETS)),
+    "ensemble_of.__call__": ("nmt_transformer", lambda t: ensemble_of([t, t])(SOURCES, **SHORT)),
+    "ensemble_of.score": ("nmt_transformer", lambda t: ensemble_of([t, t]).score(SOURCES, TARGETS)),
     "TranslationPipeline.__call__": (
         "nmt_transformer",
         lambda t: TranslationPipeline(t.model, t.tokenizer, device="cpu")(SOURCES, **SHORT),
@@ -177,7 +178,7 @@ def test_every_entry_is_tested():
                     found.add(f"{each.name.rpartition('.')[2]}.{name}")
     methods = {name for name, _ in inspect.getmembers(Translator, inspect.isfunction) if not name.startswith("_")}
     found |= {f"Translator.{name}" for name in methods - METHODS_NOT_RUN}
-    classes = {"Translator.__call__", "EnsembleTranslator.__call__", "EnsembleTranslator.score"}
+    classes = {"Translator.__call__", "ensemble_of.__call__", "ensemble_of.score"}
     assert found | classes | {"TranslationPipeline.__call__"} == set(ENTRIES) | NOT_RUN
     assert methods >= METHODS_NOT_RUN
     for backend in (TorchBackend, OnnxBackend, EnsembleBackend):

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 import transformers
+from ensembles import ensemble_of
 from user_errors import rejects
 
-from recnmt_hf import EnsembleTranslator
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.text import read_parallel
 from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, Translator, translation_warnings
@@ -144,7 +144,7 @@ def test_line_breaks_of_parts_without_a_token_are_kept(translator, sentences, mo
 def test_pipeline_and_ensemble_split_too(translator, sentences):
     text = " ".join(sentences)
     pipe = transformers.pipeline("recnmt-translation", translator.model, tokenizer=translator.tokenizer, device="cpu")
-    ensemble = EnsembleTranslator([translator, translator])
+    ensemble = ensemble_of([translator, translator])
     for choice in ("auto", "never"):
         (expected,) = translator(text, split_sentences=choice, **OPTIONS)
         assert pipe(text, split_sentences=choice, **OPTIONS)[0]["translation_text"] == expected.text
@@ -199,7 +199,7 @@ def test_loading_reads_the_task(tiny_folder, translator, tmp_path):
     loaded = Translator.from_pretrained(tmp_path, device="cpu")
     pipe = transformers.pipeline("recnmt-translation", str(tmp_path), device="cpu")
     assert loaded.task == pipe.translator.task == ModelTask("de", True, "de")
-    assert EnsembleTranslator([loaded, loaded]).task == ModelTask("de", True, "de") != translator.task
+    assert ensemble_of([loaded, loaded]).task == ModelTask("de", True, "de") != translator.task
 
 
 # -- where a line is a segment -----------------------------------------------------------------------------------------

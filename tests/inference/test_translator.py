@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from ensembles import ensemble_of
 from user_errors import rejects
 
 import recnmt_hf
@@ -696,7 +697,7 @@ def test_a_list_of_folders_is_an_ensemble(tiny_folder, sentences):
     with rejects("model.not_inspectable"):
         two.inspected_model()
     with rejects("ensemble.unsupported_member", "An ensemble"):
-        recnmt_hf.EnsembleTranslator([one, two])
+        ensemble_of([one, two])
     for few in ([tiny_folder], []):
         with rejects("ensemble.too_few"):
             Translator.from_pretrained(few)

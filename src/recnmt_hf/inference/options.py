@@ -45,14 +45,6 @@ ALIASES = {
     "src_lang": "source_lang",
     "tgt_lang": "target_lang",
 }
-# Options of the translation pipeline of transformers 4, with what replaces them.
-OF_TRANSFORMERS_4 = {
-    "truncation": 'Pass on_long="truncate", or on_long="split" to translate long texts in parts',
-    "return_tensors": "Call recnmt_hf.Translator, whose hypotheses have tokens",
-    "return_text": "Remove it; translations are texts",
-    "clean_up_tokenization_spaces": "Set tokenizer.clean_up_tokenization_spaces instead",
-    "padding": "Remove it; batches are padded",
-}
 # Options that divide texts. They have no effect where each line is a segment to score: in tests and validation.
 TEXT_OPTIONS = ("split_sentences", "source_lang", "target_lang", "source_prefix")
 # Types and ranges of settings that transformers or an engine checks late, with a traceback, or not at all.
@@ -295,8 +287,6 @@ def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
             translated = {"max_length_factor": 0.0, "max_length_extra": changes[name]}
         elif name == "max_length" and isinstance(changes[name], int):  # with the first input of the decoder
             translated = {"max_length_factor": 0.0, "max_length_extra": changes[name] - 1}
-        elif name in OF_TRANSFORMERS_4:
-            raise UserError("option.of_transformers_4", field=name, remedy=OF_TRANSFORMERS_4[name])
         elif name in ALIASES:
             translated = {ALIASES[name]: changes[name]}
         elif name in names_of_generate() or name in PYTHON_ARGUMENTS:

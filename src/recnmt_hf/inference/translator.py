@@ -23,7 +23,6 @@ from ..data.tree_inputs import Relations, TreeTokens, tree_options
 from ..data.trees import ParsedSentence
 from ..errors import UserError
 from .attention_links import attention_rows, links_of_tokens
-from .backends.ensemble import EnsembleBackend
 from .backends.protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
 from .backends.torch_model import TorchBackend
 from .batching import TargetTokens, Tokens, batches_by_tokens, given_count, run_batches, start_of
@@ -674,27 +673,6 @@ class Translator:
     def end_ids(self) -> set[int]:
         """Return the ids of the tokens that end a translation."""
         return end_ids(self.model)
-
-
-class EnsembleTranslator:
-    """
-    Old constructor of ensembles; `Translator.from_pretrained([...])` does the same: a [`Translator`] that averages the
-    log-probabilities of several models.
-
-    Args:
-        members (sequence of [`Translator`]): At least two.
-
-    Raises:
-        ValueError: There are fewer, their tokenizers or control tokens differ, or one was exported to CTranslate2.
-    """
-
-    def __new__(cls, members: Sequence[Translator]) -> Translator:  # type: ignore[misc]
-        return Translator.from_backend(EnsembleBackend([member.backend for member in members]), members[0].task)
-
-    @classmethod
-    def from_pretrained(cls, path: Any, *args: Any, **kwargs: Any) -> Translator:
-        """Load the models of an ensemble from folders or model ids, as [`Translator.from_pretrained`]."""
-        return Translator.from_pretrained([path] if isinstance(path, (str, Path)) else list(path), *args, **kwargs)
 
 
 def check_text(sentence: object, place: str) -> None:
