@@ -15,10 +15,10 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent / "experiments"))  # the programs that write such results
 from logical_inference import plot_accuracies
+from sweep import CellResult, plot_sweep
 
 from recnmt_hf.analysis.plots import check_picture
 from recnmt_hf.data.files import locked_file, open_output
-from recnmt_hf.experiments.sweep import CellResult, plot_sweep
 from recnmt_hf.families import FAMILIES, Family, PaperTable, paper_table_of
 from recnmt_hf.hub.card import markdown_table, number
 
@@ -32,7 +32,7 @@ FOLDER = "evidence"
 
 def table_of_sweep(results: list[dict[str, Any]]) -> str:
     """
-    Return the table of a `sweep.json` as `recnmt sweep` writes it: a row for each run, with parameters, validation
+    Return the table of a `sweep.json` as `sweep.py` writes it: a row for each run, with parameters, validation
     loss, and for each test set the score and the p-value against the first run. If the rows are those of a paper's
     table, the differences to the first row follow, those measured and the paper's.
     """
@@ -117,7 +117,7 @@ def format_p(value: float | None) -> str:
 
 
 def table_of(path: Path) -> str:
-    """Return the table of a file: results of `recnmt sweep`, or a list of rows, the first of which is the header."""
+    """Return the table of a file: results of `sweep.py`, or a list of rows, the first of which is the header."""
     content = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(content[0], list):
         return markdown_table([[str(cell) for cell in row] for row in content])

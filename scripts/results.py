@@ -27,12 +27,15 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+
+sys.path.append(str(Path(__file__).resolve().parent / "experiments"))
+from sweep import read_rows
+
 from recnmt_hf.analysis.plots import check_picture, labelled_points
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.data.files import locked_file, open_output
 from recnmt_hf.data.text import read_lines
 from recnmt_hf.errors import MissingFileError, UserError
-from recnmt_hf.experiments.sweep import read_rows
 from recnmt_hf.families import FAMILIES, PaperTable
 from recnmt_hf.hub.card import describe_decoding, markdown_table, number
 from recnmt_hf.metrics.bleu import chrf_score, sacrebleu_score

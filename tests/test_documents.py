@@ -72,7 +72,9 @@ def test_commands_parse(repository, monkeypatch):
     programs |= {f"scripts/experiments/{path.name}" for path in (repository / "scripts/experiments").glob("*.py")}
     found = 0
     for document in documents(repository):
-        for block in blocks(document.read_text(), "bash"):
+        text = document.read_text()
+        inline = re.findall(r"`(python scripts/experiments/[^`]+)`", text)  # in tables
+        for block in [*blocks(text, "bash"), *inline]:
             for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
                 if words[:1] == ["recnmt"]:

@@ -143,16 +143,20 @@ def decode_run(run: Path, target: Path) -> None:
 
 
 def folder_of_evidence(run: Path, store: Path) -> Path:
-    """Return the folder `ROW-SEED` for a run that `recnmt sweep` called `ROW,seed=SEED`."""
+    """Return the folder `ROW-SEED` for a run that `sweep.py` called `ROW,seed=SEED`."""
     row, _, seed = run.name.partition(",seed=")
     return store / f"{re.sub('[^A-Za-z0-9-]+', '_', row).strip('_')}-{seed or 1}"
 
 
-def main() -> None:
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs")
     parser.add_argument("--store", type=Path, help="folder of a comparison; defaults to each run's own folder")
-    args = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     for run in args.runs:
         target = folder_of_evidence(run, args.store) if args.store else run
         if (target / RESULT).is_file() or not (run / "model" / EVIDENCE).is_file():

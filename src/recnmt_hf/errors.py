@@ -383,18 +383,6 @@ MESSAGES |= {
     "test.other_sentences": "{field} was tested on other sentences under the name {name}. Test it on the same files.",
     "test.missing_translations": "{field} is missing. Test {model} again.",
     # -- experiments ---------------------------------------------------------------------------------------------------
-    "sweep.rows": "{field} contains no rows. Write names with changes, e.g. `plain: {{model.type: nmt_transformer}}`.",
-    "sweep.axis": "{value} is not a field with values. Write section.field=value,value,...",
-    "sweep.repeated_value": "A value of {field} is repeated. Give each value once.",
-    "sweep.repeated_field": "A field is varied twice. Name each field once; use --seeds for seeds.",
-    "sweep.nothing_to_vary": "There is nothing to vary. Pass rows, fields with values, or seeds.",
-    "sweep.row_name": "The row name {value} is not a valid folder name. Do not begin or end it with a dot.",
-    "sweep.too_many_runs": "{value} runs exceed the limit of {most}. Vary fewer values.",
-    "sweep.same_folder": "Two runs would have the same folder. Use different letters and digits in the names of rows.",
-    "sweep.failed_runs": "{count} of {runs} runs failed: {failures}. All other results are in {field}/sweep.tsv. "
-    "Correct the cause and start the sweep again; finished runs are skipped.",
-    "sweep.no_score": "There is no score {value}. Choose one of {columns}.",
-    "sweep.empty_score": "No run has the score {value}. Choose another score.",
     "results.no_runs": "{field} has no folder ROW-SEED with evidence. Copy evidence.json and translations/ of each "
     "model into such a folder.",
     "results.folder": "{field} must be named after a row of {rows} and a seed, such as {example}. Rename it.",

@@ -214,8 +214,6 @@ def test_average_of_a_run(tmp_path, capsys, tiny_folder):
         (("score", "model", "-s", "a"), "[usage.inputs]"),
         (("evaluate", "missing.de", "-r", "missing.en"), "missing.en"),
         (("average", "missing", "-o", "out"), "[average.no_folder]"),
-        (("parameters", "biarn_transformer:recurrence_steps"), "[parameters.no_value]"),
-        (("parameters", "gpt"), "[parameters.unknown_model]"),
         (("inspect", "nowhere/at/all", "A sentence."), "nowhere/at/all"),
         (("translate", "x", "--alignments"), "[usage.requires]"),
     ],
@@ -237,15 +235,6 @@ def test_moved_commands_name_their_program(capsys, repository, command, program)
     code, out, err = call(capsys, command, "--help")
     assert (code, out) == (2, "") and f"python scripts/experiments/{program}" in err
     assert (repository / "scripts/experiments" / program).is_file()
-
-
-def test_parameters_compares_models(capsys):
-    code, out, _ = call(capsys, "parameters", "biarn_transformer", "nmt_transformer", "--size", "base", "big")
-    assert code == 0
-    assert "base biarn_transformer: 53.60M without embeddings" in out
-    assert "base biarn_transformer against nmt_transformer: +9.46M" in out
-    assert "big biarn_transformer against nmt_transformer: +69.26M" in out
-    assert "+1,050,624  decoder.layers.recurrence_attn" in out
 
 
 def test_print_recipe(capsys, repository):

@@ -105,15 +105,11 @@ FOLDERS = {
     "export-marian source": ["export-marian {} OUT"],
     "train recipe": ["train {} -o OUT", "train recipe.yaml -o OUT training.use_cpu=true model.init_from={}"],
     "prepare recipe": ["prepare {} -o OUT --workers 1", "prepare recipe.yaml -o {} --workers 1"],
-    "sweep recipe": [
-        "sweep {} -o OUT --seeds 1 2",
-        "sweep recipe.yaml training.use_cpu=true model.init_from={} -o OUT --seeds 1 2",
-    ],
     "tokenizer files": ["tokenizer {} -o OUT"],
     "evaluate hypotheses": ["evaluate {} -r one.de"],
 }
 # Commands that take no folder.
-WITHOUT_FOLDERS = {"parameters", "corpus"}
+WITHOUT_FOLDERS = {"corpus"}
 KINDS = ("ct2", "onnx", "empty-model", "model/config.json", "no-weights")
 
 
@@ -272,11 +268,11 @@ def test_bugs_are_reported_with_their_traceback(monkeypatch, capfd, error):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("recnmt_hf.commands.parameters.build_model", fail)
-    assert main(["parameters", "nmt_transformer"]) == 1
+    monkeypatch.setattr("recnmt_hf.commands.corpus.run", fail)
+    assert main(["corpus", "out"]) == 1
     err = capfd.readouterr().err
     assert "Traceback" in err and "in fail" in err
-    assert err.rstrip().split("\n")[-1].startswith("recnmt parameters: this is a bug in recnmt_hf.")
+    assert err.rstrip().split("\n")[-1].startswith("recnmt corpus: this is a bug in recnmt_hf.")
 
 
 def test_a_bug_while_loading_is_not_blamed_on_the_files(world, monkeypatch, capfd):
@@ -298,8 +294,8 @@ def test_a_bug_while_loading_is_not_blamed_on_the_files(world, monkeypatch, capf
         (errno.EACCES, "some/file", 2),
         (errno.EISDIR, "some/file", 2),
         (errno.EMFILE, "some/file", 2),
-        (errno.ENOENT, "NMT_transformer", 1),
-        (errno.ENOENT, "nmt_transformer", 2),  # named on the command line
+        (errno.ENOENT, "Out", 1),
+        (errno.ENOENT, "out", 2),  # named on the command line
         (errno.EEXIST, "some/file", 1),
         (errno.ENOTEMPTY, b"some/file", 1),
     ],
@@ -310,9 +306,9 @@ def test_errors_of_the_system(monkeypatch, capfd, number, file, code):
     def fail(*_):
         raise OSError(number, os.strerror(number), file)
 
-    monkeypatch.setattr("recnmt_hf.commands.parameters.build_model", fail)
+    monkeypatch.setattr("recnmt_hf.commands.corpus.run", fail)
     monkeypatch.setattr(sys, "stdout", io.StringIO())  # pending output is discarded; pytest needs its own
-    assert main(["parameters", "nmt_transformer"]) == code
+    assert main(["corpus", "out"]) == code
     err = capfd.readouterr().err
     assert os.strerror(number) in err and ("Traceback" in err) == (code == 1)
     assert number == errno.EMFILE or code == 1 or file is None or f"{file}:" in err
@@ -352,13 +348,13 @@ def test_interrupts_that_libraries_turn_into_other_errors(monkeypatch, capfd):
         except KeyboardInterrupt:
             raise RecursionError("maximum recursion depth exceeded") from None
 
-    monkeypatch.setattr("recnmt_hf.commands.parameters.build_model", fail)
+    monkeypatch.setattr("recnmt_hf.commands.corpus.run", fail)
     before = signal.getsignal(signal.SIGINT)
     # The handler of a foreground process; tests in the background inherit an ignored signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        assert main(["parameters", "nmt_transformer"]) == 130
-        assert capfd.readouterr().err.strip() == "recnmt parameters: interrupted."
+        assert main(["corpus", "out"]) == 130
+        assert capfd.readouterr().err.strip() == "recnmt corpus: interrupted."
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
@@ -367,15 +363,13 @@ def test_interrupts_that_libraries_turn_into_other_errors(monkeypatch, capfd):
         raise KeyboardInterrupt
 
     seen = []
-    monkeypatch.setattr(
-        "recnmt_hf.commands.parameters.build_model", lambda *_: seen.append(signal.getsignal(2)) or 1 / 0
-    )
+    monkeypatch.setattr("recnmt_hf.commands.corpus.run", lambda *_: seen.append(signal.getsignal(2)) or 1 / 0)
     signal.signal(signal.SIGINT, own)
     try:
-        assert main(["parameters", "nmt_transformer"]) == 1
+        assert main(["corpus", "out"]) == 1
         assert seen == [own] and signal.getsignal(signal.SIGINT) is own
         with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(main, ["parameters", "nmt_transformer"]).result() == 1
+            assert pool.submit(main, ["corpus", "out"]).result() == 1
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -383,7 +377,7 @@ def test_interrupts_that_libraries_turn_into_other_errors(monkeypatch, capfd):
 def test_full_disk_under_standard_output(monkeypatch, capfd):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        assert main(["parameters", "nmt_transformer", "--size", "tiny"]) == 2
+        assert main(["corpus", "out"]) == 2
     assert "No space left on device" in capfd.readouterr().err
 
 
@@ -392,14 +386,14 @@ def test_a_reader_may_close_the_pipe(monkeypatch, capfd):
     os.close(reader)
     with open(writer, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
-        assert main(["parameters", "nmt_transformer", "--size", "tiny"]) == 0
+        assert main(["corpus", "out"]) == 0
     assert capfd.readouterr().err == ""
 
 
 def test_closed_streams(monkeypatch, capfd):
     """Writing to a closed standard output and reading a closed standard input are errors."""
     monkeypatch.setattr(sys, "stdout", None)
-    assert main(["parameters", "nmt_transformer", "--size", "tiny"]) == 2
+    assert main(["corpus", "out"]) == 2
     assert "[output.closed]" in capfd.readouterr().err
     monkeypatch.undo()
     monkeypatch.setattr(sys, "stdin", None)

@@ -15,8 +15,6 @@ from recnmt_hf.commands.main import COMMANDS, build_parser, main
 OUTPUTS = {
     ("train", "output"): "recipe.yaml training.max_steps=1 --output OUTPUT",
     ("prepare", "output"): "recipe.yaml --output OUTPUT --workers 1",
-    ("sweep", "output"): "recipe.yaml training.max_steps=1 --seeds 1 --output OUTPUT",
-    ("sweep", "plot"): "recipe.yaml training.max_steps=1 --seeds 1 --output NEW --plot OUTPUT",
     ("translate", "output"): "model -i one.en --output OUTPUT",
     ("score", "output"): "model -s one.en -t one.de --output OUTPUT",
     ("evaluate", "json"): "one.de -r one.de --json OUTPUT",

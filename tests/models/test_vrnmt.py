@@ -11,7 +11,6 @@ from transformers import GenerationConfig
 from user_errors import rejects
 
 from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration, VRNMTConfig, VRNMTForConditionalGeneration
-from recnmt_hf.commands.main import main
 from recnmt_hf.models import kernels_vrnmt, modeling_vrnmt
 from recnmt_hf.models.kernels_rnmt import AttentionalSteps, SavedSteps
 from recnmt_hf.models.modeling_vrnmt import gaussian_kl
@@ -618,11 +617,6 @@ def test_parameter_growth(fields, added):
     config = VRNMTConfig.from_preset("zh_en", vocab_size=100, **fields)
     baseline = count(RNMTForConditionalGeneration, config.baseline())
     assert round((count(VRNMTForConditionalGeneration, config) - baseline) / 1e6, 2) == added
-
-
-def test_parameters_on_the_command_line(capsys):
-    assert main(["parameters", "vrnmt", "rnmt:relation_layers=0", "--size", "zh_en"]) == 0
-    assert "3.94M" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from .arguments import Parser, printable
 COMMANDS = {
     "prepare": "tokenize the training data of a recipe once, in shards",
     "train": "train a model from a recipe",
-    "sweep": "train a recipe several times with different fields or seeds, and compare the runs",
     "translate": "translate a file or standard input",
     "score": "compute log-probabilities of given translations",
     "evaluate": "score translations against references, and compare systems",
@@ -41,13 +40,14 @@ COMMANDS = {
     "export": "export a trained model for an inference engine",
     "import-marian": "convert a MarianMT checkpoint, or a model in Marian's own format, with its vocabularies",
     "export-marian": "write a base Transformer as a MarianMT checkpoint or in Marian's own format",
-    "parameters": "count the parameters of models, and compare them",
     "corpus": "write the generated English-German corpus",
 }
 # Commands of 0.2, now subjects of `inspect`; they work for one more version.
 RENAMED = ("attention", "global", "positions", "tree")
 # Commands of 0.2 that are now programs of the repository, named until 0.4.0.
 MOVED = {
+    "sweep": "sweep.py",
+    "parameters": "parameters.py",
     "logic": "logical_inference.py",
     "logic-corpus": "logic.py",
     "probe": "probing.py",

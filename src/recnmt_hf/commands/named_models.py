@@ -1,4 +1,4 @@
-"""Newly initialized models by name, for `recnmt parameters` and the benchmark scripts."""
+"""Newly initialized models by name, for the scripts of the repository."""
 
 from __future__ import annotations
 

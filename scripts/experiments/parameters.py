@@ -1,14 +1,27 @@
-"""`recnmt parameters`: count the parameters of models, and compare them."""
+#!/usr/bin/env python
+"""
+Count the parameters of models, and compare them.
+
+    python scripts/experiments/parameters.py biarn_transformer nmt_transformer --size base big
+    python scripts/experiments/parameters.py rpe_transformer --rows scripts/recipes/rows/rpe_table_1.yaml
+"""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
+from collections.abc import Sequence
 
-from .._values import DEFAULT, mapping
-from ..errors import UserError
-from .arguments import whole
-from .named_models import MODEL_HELP, build_model, parse_model
+import torch
+from sweep import read_rows, with_size
+
+from recnmt_hf._values import DEFAULT, mapping
+from recnmt_hf.commands.arguments import Parser, whole
+from recnmt_hf.commands.named_models import MODEL_HELP, build_model, parse_model
+from recnmt_hf.errors import UserError
+from recnmt_hf.families import paper_table_of
+from recnmt_hf.training.recipe_yaml import apply_overrides
 
 
 def count_parameters(name: str, size: str, vocab_size: int, overrides: dict[str, object]) -> tuple[int, Counter[str]]:
@@ -17,8 +30,6 @@ def count_parameters(name: str, size: str, vocab_size: int, overrides: dict[str,
     the body, for the model that [`build_model`] would build. A part is named by the path of its module without layer
     numbers, e.g. `encoder.layers.self_attn`.
     """
-    import torch
-
     with torch.device("meta"):
         model = build_model(name, size, vocab_size, overrides)
     body: Counter[str] = Counter()
@@ -35,18 +46,19 @@ def count_parameters(name: str, size: str, vocab_size: int, overrides: dict[str,
     return embeddings, body
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    description = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = Parser(prog="parameters.py", **description)
     add = parser.add_argument
     add("models", nargs="+", help=f"{MODEL_HELP}. The first is compared with each other one")
     add("--size", nargs="+", default=["base"], help="presets to count")
     rows = "YAML file with named rows, e.g. one of scripts/recipes/rows: count the parameters of each row"
     add("--rows", metavar="FILE", help=rows)
     add("--vocab-size", type=whole(1, 2**31 - 1), default=32000, help="vocabulary size")
-
-
-def check(args: argparse.Namespace) -> None:
+    args = parser.parse_args(argv)
     if args.rows is not None and len(args.models) > 1:
-        raise UserError("usage.excludes", field="--rows", other=args.models[1])
+        parser.error("--rows counts the rows of one model")
+    return args
 
 
 def count_rows(path: str, model: str, size: str, vocab_size: int) -> list[list[str]]:
@@ -54,10 +66,6 @@ def count_rows(path: str, model: str, size: str, vocab_size: int) -> list[list[s
     Count the parameters of the rows of a table. The first line has the titles: parameters with and without embeddings,
     the difference to the first row, and what the paper prints for these two.
     """
-    from ..experiments.sweep import read_rows, with_size
-    from ..families import paper_table_of
-    from ..training.recipe_yaml import apply_overrides
-
     rows = with_size(read_rows(path), size, path)
     paper = paper_table_of(list(rows), size)
     table = [["row", "without embeddings", "parameters", "difference", "paper: parameters", "paper: difference"]]
@@ -86,7 +94,8 @@ def millions(value: float | None, sign: str = "") -> str:
     return "" if value is None else f"{value:{sign}.2f}M"
 
 
-def run(args: argparse.Namespace) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
     for size in args.size:
         if args.rows is not None:
             print(size)
@@ -110,3 +119,10 @@ def run(args: argparse.Namespace) -> None:
             for part in sorted(set(first) | set(other)):
                 if first[part] != other[part]:
                     print(f"    {first[part] - other[part]:+12,d}  {part}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"parameters.py: {error}")

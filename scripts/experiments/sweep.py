@@ -1,10 +1,19 @@
-"""Several runs of one recipe with different fields: rows of a paper's table, a grid of values, seeds."""
+#!/usr/bin/env python
+"""
+Train a recipe several times with different fields: rows of a paper's table, a grid of values, seeds. The runs are
+compared in a table and a plot.
+
+    python scripts/experiments/sweep.py RECIPE --rows scripts/recipes/rows/gret_table_3.yaml --seeds 1 2 3
+    python scripts/experiments/sweep.py RECIPE --vary model.fields.num_capsules=16,32,64 --plot capsules.png
+"""
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -13,23 +22,25 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from .._values import check_value
-from ..analysis.plots import QUANTITIES, grid_of_scores, points_of_scores
-from ..data.corpora import load_test_set
-from ..data.files import reject_model_folder
-from ..data.text import read_lines, write_results
-from ..errors import MissingFileError, UserError
-from ..families import paper_table_of
-from ..models.user_errors import masked
-from ..training.checkpoints import newest_intact_checkpoint, state_of
-from ..training.checks import build_on_meta, check_decoding, check_model
-from ..training.evidence import Evidence, differences, without_private
-from ..training.metrics import TEXT_METRICS
-from ..training.output_folder import FINAL, RESULTS, locked
-from ..training.processes import Processes, logger
-from ..training.recipe import Recipe
-from ..training.recipe_yaml import load_yaml, read_yaml
-from ..training.resuming import changes_of_recipe, earlier_baseline_steps
+from recnmt_hf import Recipe
+from recnmt_hf._values import MOST_SEED, check_value
+from recnmt_hf.analysis.plots import QUANTITIES, check_picture, grid_of_scores, points_of_scores
+from recnmt_hf.commands.arguments import PICTURE_HELP, Parser, add_recipe_arguments, whole
+from recnmt_hf.data.corpora import load_test_set
+from recnmt_hf.data.files import reject_model_folder
+from recnmt_hf.data.text import read_lines, tsv, write_results
+from recnmt_hf.errors import MissingFileError, UserError
+from recnmt_hf.families import paper_table_of
+from recnmt_hf.models.user_errors import masked
+from recnmt_hf.training.checkpoints import newest_intact_checkpoint, state_of
+from recnmt_hf.training.checks import build_on_meta, check_decoding, check_model
+from recnmt_hf.training.evidence import Evidence, differences, without_private
+from recnmt_hf.training.metrics import TEXT_METRICS
+from recnmt_hf.training.output_folder import FINAL, RESULTS, locked
+from recnmt_hf.training.processes import Processes, logger
+from recnmt_hf.training.recipe_yaml import load_yaml, read_yaml
+from recnmt_hf.training.resuming import changes_of_recipe, earlier_baseline_steps
+from recnmt_hf.training.run import train
 
 
 SEED = "training.seed"
@@ -70,14 +81,11 @@ class CellResult:
 def read_rows(path: str | Path) -> dict[str, list[str]]:
     """
     Read rows of a table: a YAML mapping of names to changes of the recipe, such as
-    `no gate: {model.fields.global_gate: false}`; a row without changes is empty.
-
-    Raises:
-        ValueError, FileNotFoundError: It is not such a mapping.
+    `no gate: {model.fields.global_gate: false}`; a row without changes is empty. Exit with a message if it is not one.
     """
     content = read_yaml(Path(path))
     if not isinstance(content, dict) or not content or not all(isinstance(row or {}, dict) for row in content.values()):
-        raise UserError("sweep.rows", field=str(path))
+        raise SystemExit(f"{path} has no rows; write names with changes, e.g. plain: {{model.type: nmt_transformer}}")
     return {
         str(name): [f"{place}={json.dumps(value, ensure_ascii=False)}" for place, value in (row or {}).items()]
         for name, row in content.items()
@@ -100,18 +108,13 @@ def with_size(
 
 
 def read_axis(text: str) -> tuple[str, list[Any]]:
-    """
-    Read a field and its values from `section.field=1,2,3`.
-
-    Raises:
-        ValueError: Field or values are missing, or a value is repeated.
-    """
+    """Read a field and its values from `section.field=1,2,3`; exit with a message if they are missing or repeated."""
     name, equals, values = text.partition("=")
     if not equals or not name or not values.strip():
-        raise UserError("sweep.axis", value=text)
+        raise SystemExit(f"{text!r} is not a field with values; write section.field=value,value,...")
     axis = load_yaml(values if values.lstrip().startswith("[") else f"[{values}]", f"the values of {name}")
     if len({json.dumps(value) for value in axis}) < len(axis):
-        raise UserError("sweep.repeated_value", field=name)
+        raise SystemExit(f"A value of {name} is repeated")
     return name, axis
 
 
@@ -120,16 +123,11 @@ def cells_of(
 ) -> list[Cell]:
     """
     Return all runs: each row with each combination of the axes' values and each seed. An axis `training.seed`
-    gives the seeds.
-
-    Raises:
-        ValueError: Nothing is varied, a field is varied twice, or there are too many runs or equal names.
+    gives the seeds. Exit with a message if a field is varied twice, or there are too many runs or equal names.
     """
     names = [name for name, _ in axes]
     if len(set(names)) < len(names) or (seeds and SEED in names):
-        raise UserError("sweep.repeated_field")
-    if not (rows or axes or seeds):
-        raise UserError("sweep.nothing_to_vary")
+        raise SystemExit("A field is varied twice; name each field once, and use --seeds for seeds")
     if SEED in names:
         place = names.index(SEED)
         names.pop(place)
@@ -137,7 +135,7 @@ def cells_of(
         seeds = [check_value(SEED, seed, int) for seed in axes.pop(place)[1]]
     for row in rows:
         if row.strip(".") != row or not row:
-            raise UserError("sweep.row_name", value=row)
+            raise SystemExit(f"The row name {row!r} is empty, or begins or ends with a dot")
     last = [name.rpartition(".")[2] for name in names]  # unless two fields have the same last part
     short = [name if last.count(part) > 1 else part for name, part in zip(names, last, strict=True)]
     all_seeds: list[int | None] = [*seeds] or [None]
@@ -154,9 +152,9 @@ def cells_of(
         own_values = ({"row": row} if row else {}) | dict(zip(short, masked(values), strict=True))
         cells.append(Cell(UNSAFE_CHARACTERS.sub("_", ",".join(parts)), own_values, tuple(overrides), seed))
     if len(cells) > MAX_RUNS:
-        raise UserError("sweep.too_many_runs", value=len(cells), most=MAX_RUNS)
+        raise SystemExit(f"{len(cells)} runs exceed the limit of {MAX_RUNS}; vary fewer values")
     if len({cell.name for cell in cells}) < len(cells):
-        raise UserError("sweep.same_folder")
+        raise SystemExit("Two runs would have the same folder; use different letters and digits in the names of rows")
     return cells
 
 
@@ -178,12 +176,9 @@ def sweep(
     failed run the others are still trained. Only one sweep at a time can write into the folder. `overrides` change the
     recipe for all runs; `{seed}` in a value is the seed of the run; `score` is a column that the table must have.
 
-    Raises:
-        ValueError, FileNotFoundError: Before training, a recipe is not allowed, its runs have no such score, or another
-            sweep writes into the folder. After training, some runs failed.
+    Exit with a message before training if a recipe is not allowed, its runs have no such score, or another sweep writes
+    into the folder; after training, if some runs failed.
     """
-    from ..training.run import train
-
     output = Path(output)
     reject_model_folder(output)
     recipes = []
@@ -221,8 +216,10 @@ def sweep(
             if is_main:
                 write_results(results, table_of(results), output / "sweep.json")
     if failures:
-        details = {"failures": "; ".join(failures), "count": len(failures), "runs": len(cells)}
-        raise UserError("sweep.failed_runs", field=str(output), **details)
+        raise SystemExit(
+            f"{len(failures)} of {len(cells)} runs failed: {'; '.join(failures)}. All other results are in "
+            f"{output}/sweep.tsv. Correct the cause and start the sweep again; finished runs are skipped."
+        )
     return results
 
 
@@ -242,9 +239,9 @@ def scores_of(recipe: Recipe) -> list[str]:
 
 
 def check_score(score: str, columns: Sequence[str]) -> None:
-    """Raise `UserError` if the table has no such column."""
+    """Exit with a message if the table has no such column."""
     if score not in columns:
-        raise UserError("sweep.no_score", value=score, columns=", ".join(columns))
+        raise SystemExit(f"There is no score {score!r}; choose one of {', '.join(columns)}")
 
 
 def is_done(folder: Path, recipe: Recipe) -> bool:
@@ -337,12 +334,7 @@ def difference_text(result: CellResult, results: Sequence[CellResult]) -> str:
 
 
 def grouped(results: Sequence[CellResult], score: str) -> dict[tuple[str, ...], list[float]]:
-    """
-    Return the values of a column of [`table_of`] for each combination of varied values, one value for each seed.
-
-    Raises:
-        ValueError: The column does not exist.
-    """
+    """Return the values of a column of [`table_of`] for each combination of varied values, one value for each seed."""
     titles, *rows = table_of(results)
     width = titles.index("parameters") - ("seed" in titles)
     check_score(score, titles[titles.index("steps") + 1 :])
@@ -361,15 +353,10 @@ def main_score(results: Sequence[CellResult]) -> str:
 
 
 def plot_sweep(results: Sequence[CellResult], path: str | Path, score: str) -> None:
-    """
-    Plot a column of the table: a grid for two varied fields, otherwise points with a line.
-
-    Raises:
-        ValueError: The column does not exist, or it is empty.
-    """
+    """Plot a column of the table: a grid for two varied fields, otherwise points with a line."""
     groups = grouped(results, score)
     if not groups:
-        raise UserError("sweep.empty_score", value=score)
+        raise SystemExit(f"No run has the score {score!r}")
     names = list(dict.fromkeys(name for result in results for name in result.values)) or ["recipe"]
     data, _, metric = score.rpartition(" ")
     label = QUANTITIES.get(metric, metric)
@@ -381,3 +368,62 @@ def plot_sweep(results: Sequence[CellResult], path: str | Path, score: str) -> N
     rows, columns = (list(dict.fromkeys(key[place] for key in groups)) for place in (0, 1))
     values = [[groups.get((row, column), []) for column in columns] for row in rows]
     grid_of_scores(path, values, columns, rows, label, column_name=names[1], row_name=names[0], title=title)
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = Parser(prog="sweep.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add_recipe_arguments(
+        parser,
+        "one of scripts/recipes",
+        "fields to override in all runs; {seed} in a value is replaced by the seed of the run",
+        "folder in which one folder per run is written (default: outputs/NAME-OF-RECIPE_sweep)",
+    )
+    values = "field and values to train with; several --vary train all combinations"
+    add("--vary", action="append", default=[], metavar="SECTION.FIELD=VALUE,VALUE,...", help=values)
+    rows = "YAML file with named rows and the fields that each overrides, e.g. one of scripts/recipes/rows"
+    add("--rows", metavar="FILE", help=rows)
+    add("--size", help="preset of all rows, also for {size} in the names of presets (default: that of the recipe)")
+    add("--seeds", type=whole(0, MOST_SEED), nargs="+", default=[], help="seeds with which every variant is trained")
+    add("--score", help="column to plot and summarize (default: that of the first test set)")
+    add("--plot", help=f"{PICTURE_HELP} for a plot: a line for one varied field, a grid for two")
+    add("--list", action="store_true", help="print the runs and their overrides without training")
+    args = parser.parse_intermixed_args(argv)
+    if not (args.vary or args.rows or args.seeds):
+        parser.error("pass --vary, --rows or --seeds")
+    if args.size is not None and args.rows is None:
+        parser.error("--size requires --rows")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse_arguments(argv)
+    if args.plot is not None:
+        check_picture(args.plot)
+    rows = {} if args.rows is None else read_rows(args.rows)
+    rows = with_size(rows, args.size, args.recipe, args.overrides)
+    cells = cells_of(rows, [read_axis(text) for text in args.vary], list(dict.fromkeys(args.seeds)))
+    if args.list:
+        for cell in cells:
+            print(cell.name, *cell.overrides, sep="\t")
+        return
+    output = Path(args.output or Path("outputs") / f"{Path(args.recipe).stem}_sweep")
+    results = sweep(args.recipe, cells, output, args.overrides, args.score)
+    print(tsv(table_of(results)), end="")
+    score = args.score or main_score(results)
+    groups = grouped(results, score)
+    if args.seeds:
+        print(f"{score}: mean (from, to) over seeds")
+        for key, values in groups.items():
+            mean = sum(values) / len(values)
+            print(f"  {', '.join(key) or 'all'}: {mean:.2f} ({min(values):.2f}, {max(values):.2f})")
+    if args.plot is not None:
+        plot_sweep(results, args.plot, score)
+        print(f"{args.plot}: {score} of {len(groups)} settings")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"sweep.py: {error}")

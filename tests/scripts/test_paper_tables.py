@@ -1,11 +1,10 @@
-"""The papers' figures: row files have the rows of the tables; commands and cards print them beside measured ones."""
+"""The papers' figures: row files have the rows of the tables; programs and cards print them beside measured ones."""
 
 import pytest
+from parameters import count_rows, main
+from sweep import CellResult, cells_of, read_rows, table_of, with_size
 from user_errors import rejects
 
-from recnmt_hf.commands.main import main
-from recnmt_hf.commands.parameters import count_rows
-from recnmt_hf.experiments.sweep import CellResult, cells_of, read_rows, table_of, with_size
 from recnmt_hf.families import FAMILIES, paper_table_of
 from recnmt_hf.training.checks import check_model
 from recnmt_hf.training.recipe import Recipe
@@ -107,14 +106,25 @@ def test_parameters_beside_the_papers(name, model, vocabulary, size, far, recipe
     assert compared >= 1
 
 
-def test_the_command_prints_rows(capsys, recipes):
+def test_models_are_compared(capsys):
+    main(["biarn_transformer", "nmt_transformer", "--size", "base", "big"])
+    out = capsys.readouterr().out
+    assert "base biarn_transformer: 53.60M without embeddings" in out
+    assert "base biarn_transformer against nmt_transformer: +9.46M" in out
+    assert "big biarn_transformer against nmt_transformer: +69.26M" in out
+    assert "+1,050,624  decoder.layers.recurrence_attn" in out
+    main(["rnmt", "rnmt:relation_layers=0", "--size", "en_de"])
+    assert "4.28M" in capsys.readouterr().out
+    main(["vrnmt", "rnmt:relation_layers=0", "--size", "zh_en"])
+    assert "3.94M" in capsys.readouterr().out
+
+
+def test_the_program_prints_rows(capsys, recipes):
     path = str(recipes / "rows/rpe_table_1.yaml")
-    assert main(["parameters", "rpe_transformer", "--rows", path, "--size", "tiny"]) == 0
+    main(["rpe_transformer", "--rows", path, "--size", "tiny"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "tiny" and lines[1].startswith("row\twithout embeddings") and len(lines) == 9
     assert lines[-1].endswith("\t\t")  # the paper has no such size
-    assert main(["parameters", "gret", "marian", "--rows", path]) == 2
-    assert "[usage.excludes]" in capsys.readouterr().err
 
 
 def test_rows_may_reset_fields_and_name_only_mappings(tmp_path):
@@ -148,8 +158,6 @@ def test_a_sweep_has_the_papers_differences():
     assert table_of(results)[0] == ["row", "parameters", "steps"]
 
 
-def test_size_needs_rows(capsys, recipes):
-    assert main(["sweep", str(recipes / "quickstart.yaml"), "--seeds", "1", "--size", "base"]) == 2
-    assert "[usage.requires]" in capsys.readouterr().err
+def test_rows_of_an_unknown_size(recipes):
     with rejects("config.unknown_preset", "preset"):
         count_rows(str(recipes / "rows/biarn_table_2.yaml"), "biarn_transformer", "huge", 100)

@@ -1,1 +1,0 @@
-"""Experiments that train and compare: sweeps, logical inference, probing tasks, predicting words from states."""
