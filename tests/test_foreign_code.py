@@ -44,11 +44,6 @@ PREPARING = ("hub/checked_copy.py", "hub/publishing.py")
 LISTED_RUNS = {
     "hub/marian_binary.py: read_npz: numpy.load": "with allow_pickle=False",
     "_lazy.py: lazy_names.get: importlib.import_module": "modules of this package, named in its source",
-    "_registration.py: when_imported: sys.meta_path.insert": "calls a function of this package after an import",
-    "_registration.py: _AfterImport.find_spec.execute_and_act: sys.meta_path": "the finder above",
-    "_registration.py: _AfterImport.find_spec.execute_and_act: sys.meta_path.remove": "the finder above",
-    "_registration.py: _AfterImport.find_spec: importlib.machinery.PathFinder.find_spec": "as Python would find it",
-    "_registration.py: _AfterImport.find_spec: importlib.machinery.ModuleSpec": "the type of a result",
     "analysis/subjects.py: load_function: importlib.import_module": "modules of this package, named in its source",
     "families/__init__.py: : importlib.import_module": "modules of this package, named in its source",
     "families/family.py: Family.load_class: importlib.import_module": "modules of this package, named in its source",

@@ -70,8 +70,7 @@ def test_packages_declare_their_names_once(package):
 
 
 AUTO = """
-import recnmt_hf, sys, transformers
-from importlib.machinery import SourceFileLoader
+import recnmt_hf, transformers
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM
 for kind in recnmt_hf.MODEL_TYPES:
     config = AutoConfig.for_model(kind, vocab_size=20, d_model=8, encoder_attention_heads=2, decoder_attention_heads=2,
@@ -79,28 +78,11 @@ for kind in recnmt_hf.MODEL_TYPES:
     print(type(config).__name__, type(AutoModel.from_config(config)).__name__,
           type(AutoModelForSeq2SeqLM.from_config(config)).__name__)
 print(transformers.pipelines.PIPELINE_REGISTRY.check_task("recnmt-translation")[1]["impl"].__name__)
-# The import system is as it was.
-assert not [each for each in sys.meta_path if type(each).__module__.startswith("recnmt_hf")]
-assert type(sys.modules["transformers.pipelines"].__loader__) is SourceFileLoader
 """
 
 
-def test_an_import_loads_no_models():
-    """They take as long as torch and transformers together; a card is written whichever module comes first."""
-    code = """
-import importlib.util, sys, recnmt_hf
-from transformers import AutoConfig, AutoModelForSeq2SeqLM
-loaded = [name for name in sys.modules if name.startswith("recnmt_hf.models.modeling_")]
-assert not loaded and "transformers.modeling_utils" not in sys.modules and "transformers.pipelines" not in sys.modules
-assert importlib.util.find_spec("transformers.pipelines"), "finding a module does not import it"
-mapping = AutoModelForSeq2SeqLM._model_mapping
-assert recnmt_hf.GRETConfig in mapping and "recnmt_hf.models.modeling_gret" not in sys.modules
-assert mapping[recnmt_hf.GRETConfig] is recnmt_hf.GRETForConditionalGeneration
-assert recnmt_hf.GRETForConditionalGeneration in dict(mapping._extra_content).values()
-from transformers.pipelines import PIPELINE_REGISTRY
-print(recnmt_hf.GRETForConditionalGeneration.write_card.__name__, PIPELINE_REGISTRY.check_task("recnmt-translation")[0])
-"""
-    assert python(code).split() == ["write_plain_card", "recnmt-translation"]
+def test_saved_models_have_a_card():
+    assert recnmt_hf.GRETForConditionalGeneration.write_card.__name__ == "write_plain_card"
 
 
 @pytest.mark.slow

@@ -33,8 +33,6 @@ ATTRIBUTES = {
     # transformers: configurations and caches.
     "_commit_hash": "the tokenizer is loaded from the same revision of a Hub repository as the model",
     "_layer_type": "a cache layer's name among the layer types of a configuration",
-    "_extra_content": "model classes are imported when the Auto classes read them, not when they are registered",
-    "_model_mapping": "model classes are imported when the Auto classes read them, not when they are registered",
     # transformers.Pipeline: what its guide to adding a pipeline asks subclasses for.
     "_forward": "a pipeline's call of its model",
     "_load_feature_extractor": "a pipeline says which processors it loads",

@@ -2,8 +2,8 @@
 Translation models from research papers for the Hugging Face ecosystem: mechanisms for recurrence, word order, global
 context, latent variables and syntax.
 
-Importing the package registers its models with transformers' Auto classes, and the pipeline task `recnmt-translation`.
-Everything else is imported on first use.
+Importing the package imports its models and registers them with transformers' Auto classes, and the pipeline task
+`recnmt-translation`. Everything else is imported on first use.
 """
 
 from __future__ import annotations

@@ -190,6 +190,3 @@ def register_pipeline() -> None:
         PIPELINE_REGISTRY.register_pipeline(
             TASK, pipeline_class=TranslationPipeline, pt_model=CheckedModelForSeq2SeqLM, type="text"
         )
-
-
-register_pipeline()
