@@ -73,10 +73,9 @@ REPLACED = (
     "target_tokenizer/*",
     RELATIONS_FILE,
 )
-# Files of a Space besides its models, and types of files of the copy of this package in it.
-SPACE_FILES = (CARD, "app.py", "requirements.txt")
-PACKAGE, PACKAGE_TYPES = "recnmt_hf", (".py", ".typed", ".yaml", ".md", ".css", ".js")
-MODELS = "models"
+# The models of a Space, by which it is recognized, and its files besides their folders.
+SPACE, MODELS = "recnmt_space.json", "models"
+SPACE_FILES = (CARD, "app.py", "requirements.txt", SPACE)
 # Remedies by the status of the Hub's answer.
 REMEDIES: dict[int | None, str] = {
     401: "log in with a valid token (`hf auth login`), or set HF_TOKEN",
@@ -210,7 +209,7 @@ def is_allowed(name: str, kind: str = "model") -> bool:
         first, _, rest = name.partition("/")
         if first == MODELS:
             return is_allowed(rest.partition("/")[2])
-        return name in SPACE_FILES or (first == PACKAGE and Path(name).suffix in PACKAGE_TYPES)
+        return name in SPACE_FILES
     # A star of fnmatch also matches slashes, so their numbers are compared.
     return any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in ALLOWED)
 
@@ -234,9 +233,10 @@ def obsolete_files(present: Sequence[str], own: Collection[str], to: Destination
     """
     if to.kind == "model":
         return [file for file in present if file not in own and any(fnmatch(file, one) for one in REPLACED)]
-    if f"{PACKAGE}/__init__.py" not in present and not set(present) <= {CARD, ".gitattributes"}:
+    copied = "recnmt_hf/"  # a copy of this package, in Spaces of earlier versions
+    if {SPACE, f"{copied}__init__.py"}.isdisjoint(present) and not set(present) <= {CARD, ".gitattributes"}:
         raise UserError("publish.other_space", field=to.name)
-    return [file for file in present if file not in own and file.startswith((f"{PACKAGE}/", f"{MODELS}/"))]
+    return [file for file in present if file not in own and file.startswith((copied, f"{MODELS}/"))]
 
 
 def contains_token(content: bytes) -> bool:

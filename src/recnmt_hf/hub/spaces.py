@@ -1,11 +1,10 @@
-"""Prepare a Space of the Hub: the page of `recnmt demo` with models, and a copy of this package that runs it."""
+"""Prepare a Space of the Hub: the page of `recnmt demo` with models."""
 
 from __future__ import annotations
 
 import json
 import platform
 import re
-import shutil
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +22,7 @@ from ..errors import UserError
 from ..models.user_errors import masked
 from ..training.evidence import EVIDENCE, Evidence
 from .checked_copy import SHARD, model_folder, short_name, write_checked_copy
-from .publishing import ALLOWED, MODELS, PACKAGE, PACKAGE_TYPES, check_contents, check_links, explained_upload, files_of
+from .publishing import ALLOWED, MODELS, SPACE, check_contents, check_links, explained_upload, files_of
 
 
 # Longest `short_description` that the Hub accepts.
@@ -38,35 +37,29 @@ REQUIREMENT = re.compile(r"""(?P<name>[\w.-]+)[^;]*(;\s*extra\s*==\s*["'](?P<ext
 INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 APP = '''"""Page to try translation models, written by `recnmt publish --space`. Run it with `python app.py`."""
 
+import json
 import os
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-
 from recnmt_hf.demo import serve
-
+from recnmt_hf.hub.spaces import FILES
 
 HERE = Path(__file__).resolve().parent
-LOCAL = {local}
-# Models of the Hub, with the commit that is shown.
-FROM_HUB = {from_hub}
-FILES = {files}
-
-models = [str(HERE / "{models}" / name) for name in LOCAL]
-for name, (repository, revision) in FROM_HUB.items():
-    folder = HERE / "{models}" / name
-    snapshot_download(repository, revision=revision, local_dir=folder, allow_patterns=FILES)
-    models.append(str(folder))
-
 if __name__ == "__main__":
+    places = json.loads((HERE / "recnmt_space.json").read_text("utf-8"))
+    for name, place in places.items():
+        if place is not None:  # a model of the Hub, and the commit that is shown
+            snapshot_download(place[0], revision=place[1], local_dir=HERE / "models" / name, allow_patterns=FILES)
     # The Hub sets these variables, and its proxy has the page's name; elsewhere the page is for this computer only.
-    host, port = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"), int(os.environ.get("GRADIO_SERVER_PORT", 7860))
-    serve(models, host=host, port=port, allowed_hosts=["*"] if "GRADIO_SERVER_NAME" in os.environ else [])
+    host, port = os.environ.get("GRADIO_SERVER_NAME"), int(os.environ.get("GRADIO_SERVER_PORT", 7860))
+    models = [str(HERE / "models" / name) for name in places]
+    serve(models, host=host or "127.0.0.1", port=port, allowed_hosts=["*"] if host else [])
 '''
 TEXT = """# {title}
 
-Translate with {models}. The page was written by `recnmt publish --space` of recnmt_hf {version}, of which the folder
-`{package}` is a copy. To run it on your own computer: `pip install -r requirements.txt`, then `python app.py`.
+Translate with {models}. The page was written by `recnmt publish --space` of recnmt_hf {version}. To run it on your own
+computer: `pip install -r requirements.txt`, then `python app.py`.
 """
 
 
@@ -74,9 +67,9 @@ def prepare_space(
     models: Sequence[str], output: str | Path, name: str, license: str | None = None, token: str | None = None
 ) -> Path:
     """
-    Write the contents of a Space into a folder that runs with `python app.py` where this package is not installed: the
-    page, pinned requirements, the Space's card, a copy of this package, and the models of local folders. Models of the
-    Hub are downloaded when the page starts, at the commit that is their newest one now.
+    Write the contents of a Space into a folder that runs with `python app.py`: the page, pinned requirements, this
+    version of the package among them, the Space's card, and the models of local folders. Models of the Hub are
+    downloaded when the page starts, at the commit that is their newest one now.
 
     Args:
         models (sequence of `str`): Folders of models or runs, or model ids.
@@ -108,15 +101,13 @@ def prepare_space(
         for own, folder in local.items():
             copy_model(folder, working / MODELS / own)
         files += [file for file, _ in files_of(working)]
-        copy_package(working / PACKAGE)
-        app = APP
-        for field, value in {"local": [*local], "from_hub": from_hub, "files": FILES}.items():
-            app = app.replace(f"{{{field}}}", json.dumps(value, ensure_ascii=False))
-        (working / "app.py").write_text(app.replace("{models}", MODELS), encoding="utf-8")
+        (working / "app.py").write_text(APP, encoding="utf-8")
+        places = json.dumps(dict.fromkeys(local) | from_hub, indent=1, ensure_ascii=False)
+        (working / SPACE).write_text(places, encoding="utf-8")
         (working / "requirements.txt").write_text("\n".join([INDEX, *requirements(files), ""]), encoding="utf-8")
         title = name.rpartition("/")[2]
         names = [f"[{model}](https://huggingface.co/{model})" for model, _ in from_hub.values()]
-        text = TEXT.format(title=title, models=", ".join([*local, *names]), version=__version__, package=PACKAGE)
+        text = TEXT.format(title=title, models=", ".join([*local, *names]), version=__version__)
         data = card_data(title, [model for model, _ in from_hub.values()], license)
         SpaceCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(working / CARD)
         check_contents(working, "space")
@@ -141,15 +132,6 @@ def copy_model(folder: Path, copy: Path) -> None:
         Evidence.load(folder).save(copy)
 
 
-def copy_package(copy: Path) -> None:
-    """Copy the files of this package."""
-    package = Path(__file__).resolve().parents[1]
-    for file in sorted(path for path in package.rglob("*") if path.suffix in PACKAGE_TYPES and path.is_file()):
-        place = copy / file.relative_to(package)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, place)
-
-
 def look_up(model: str, token: str | None) -> tuple[str, list[str]]:
     """
     Return the newest commit of a model of the Hub, and the names of its files.
@@ -170,7 +152,7 @@ def look_up(model: str, token: str | None) -> tuple[str, list[str]]:
 
 def requirements(files: Iterable[str]) -> list[str]:
     """
-    Return the packages that the page needs for models with these files, at the versions installed here.
+    Return this package and those that the page needs for models with these files, at the versions installed here.
 
     Raises:
         UserError: One of the packages is not installed.
@@ -180,7 +162,9 @@ def requirements(files: Iterable[str]) -> list[str]:
         own = [REQUIREMENT.fullmatch(line) for line in metadata.requires("recnmt-hf") or []]
         needed = [one["name"] for one in own if one and one["extra"] in (None, *extras)]
         # A local version such as that of 2.13.0+cpu is not in the index.
-        return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in dict.fromkeys([*needed, "gradio"])]
+        names = dict.fromkeys([*needed, "gradio"])
+        pins = [f"{name}=={metadata.version(name).partition('+')[0]}" for name in names]
+        return [f"recnmt-hf=={__version__}", *pins]
 
 
 def card_data(title: str, models: Sequence[str], license: str | None) -> SpaceCardData:
