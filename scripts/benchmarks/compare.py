@@ -24,10 +24,13 @@ import numpy as np
 import torch
 from measuring import count_operations, make_parser, print_setup, run_script
 
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+from named_models import MODEL_HELP, build_model, parse_model
+
 import recnmt_hf  # noqa: F401  (registers the models)
 from recnmt_hf._values import Range
 from recnmt_hf.commands.arguments import SEED, numeric, whole
-from recnmt_hf.commands.named_models import MODEL_HELP, build_model, parse_model
 from recnmt_hf.errors import UserError
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference import pack_weights

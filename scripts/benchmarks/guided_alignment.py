@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from compare import Batch, Workload, training_step
 from measuring import make_parser, print_setup, run_script, time_in_turns
+from named_models import MODEL_HELP, build_model, parse_model  # beside the experiments, as for compare.py
 
-from recnmt_hf.commands.named_models import MODEL_HELP, build_model, parse_model
 from recnmt_hf.inference.devices import keep_freed_memory
 from recnmt_hf.training.guided_alignment import AlignmentGuide, GuidedAlignment
 

@@ -504,10 +504,6 @@ MESSAGES |= {
     "export.quantization": "{field}={value} is not supported for ONNX. Use float32, and quantize the graphs with "
     "onnxruntime.quantization.quantize_dynamic.",
     "inspect.no_effect": "{field} has no effect on the subject {subject}. Remove it, or choose another --subject.",
-    "parameters.no_value": "{value} in {field} has no value. Write field=value (null for none).",
-    "parameters.unknown_model": "There is no model type {value}. Use one of {models}.",
-    "parameters.unknown_field": "The configuration of {field} has no field {names}. Correct it.",
-    "parameters.marian": "MarianConfig: {reason}. Correct the fields.",
     "records.line": "{field} is not an object with {keys} ({reason}). Pass `recnmt translate --format jsonl` output.",
     "records.split": "{field} has the tokens of several sentences, which have no joint probability. Translate with "
     "--split-sentences never and without --on-long split.",

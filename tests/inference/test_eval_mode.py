@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from ensembles import ensemble_of
+from named_models import build_model
 
 import recnmt_hf.analysis
 import recnmt_hf.inference
@@ -21,7 +22,6 @@ from recnmt_hf.analysis.recurrent_positions import inspect_positions, recurrent_
 from recnmt_hf.analysis.relations import inspect_relations, relation_scores
 from recnmt_hf.analysis.sentences import run_encoder, run_pair
 from recnmt_hf.analysis.syntactic_distance import inspect_tree, syntactic_distances
-from recnmt_hf.commands.named_models import build_model
 from recnmt_hf.data.text import SentencePair
 from recnmt_hf.inference.backends.ensemble import EnsembleBackend
 from recnmt_hf.inference.backends.onnx_model import OnnxBackend

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
+from named_models import build_model
 from transformers import DynamicCache, EncoderDecoderCache
 from user_errors import rejects
 
 import recnmt_hf
-from recnmt_hf.commands.named_models import build_model
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference import waiting
 from recnmt_hf.inference.backends import torch_model

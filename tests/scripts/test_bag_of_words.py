@@ -17,10 +17,10 @@ from bag_of_words import (
     word_loss,
     words_of,
 )
+from named_models import build_model
 from sentence_states import ProbeOptions, states_of, vectors_by_name
 
 from recnmt_hf import Translator
-from recnmt_hf.commands.named_models import build_model
 from recnmt_hf.data.text import SentencePair
 from recnmt_hf.data.tokenization import train_tokenizer
 

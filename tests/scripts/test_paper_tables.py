@@ -119,6 +119,12 @@ def test_models_are_compared(capsys):
     assert "3.94M" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("model", ["gpt", "rnmt:d_model", "rnmt:no_such_field=1"])
+def test_wrong_models_are_named(model):
+    with pytest.raises(SystemExit, match=model.partition("=")[0].rpartition(":")[2]):
+        main([model])
+
+
 def test_the_program_prints_rows(capsys, recipes):
     path = str(recipes / "rows/rpe_table_1.yaml")
     main(["rpe_transformer", "--rows", path, "--size", "tiny"])

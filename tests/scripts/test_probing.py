@@ -7,6 +7,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from named_models import build_model
 from probing import (
     GATED,
     MAJORITY,
@@ -29,7 +30,6 @@ from probing import (
 )
 
 from recnmt_hf import Translator
-from recnmt_hf.commands.named_models import build_model
 
 
 SENTENCES = ["The dog sees a cat .", "A dog .", "The old man helps the woman .", "Cats sleep ."]
