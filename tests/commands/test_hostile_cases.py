@@ -374,14 +374,20 @@ def test_interrupts_that_libraries_turn_into_other_errors(monkeypatch, capfd):
         signal.signal(signal.SIGINT, before)
 
 
-def test_full_disk_under_standard_output(monkeypatch, capfd):
+@pytest.fixture
+def talking(monkeypatch):
+    """The command `corpus` that prints and writes no files."""
+    monkeypatch.setattr("recnmt_hf.commands.corpus.run", lambda args: print("pairs"))
+
+
+def test_full_disk_under_standard_output(talking, monkeypatch, capfd):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert main(["corpus", "out"]) == 2
     assert "No space left on device" in capfd.readouterr().err
 
 
-def test_a_reader_may_close_the_pipe(monkeypatch, capfd):
+def test_a_reader_may_close_the_pipe(talking, monkeypatch, capfd):
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as pipe:
@@ -390,7 +396,7 @@ def test_a_reader_may_close_the_pipe(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_closed_streams(monkeypatch, capfd):
+def test_closed_streams(talking, monkeypatch, capfd):
     """Writing to a closed standard output and reading a closed standard input are errors."""
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["corpus", "out"]) == 2
