@@ -49,8 +49,11 @@ class DirectionWeights(NamedTuple):
         return cls(*zip(tensors[::2], tensors[1::2], strict=True))
 
 
-class StepInputs(list[torch.Tensor]):
-    """The inputs of a projection, filled by its steps. The transforms of `torch.func` copy plain lists."""
+class StepInputs:
+    """The inputs of a projection, filled by its steps. The transforms of `torch.func` would copy a plain list."""
+
+    def __init__(self) -> None:
+        self.steps: list[torch.Tensor] = []
 
 
 class SharedStepWeights(CustomGradient):
@@ -67,7 +70,7 @@ class SharedStepWeights(CustomGradient):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.inputs = inputs[2]
+        ctx.inputs = inputs[2].steps
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -133,7 +136,7 @@ class StepProjection:
         states = states.to(self.weight.dtype)
         if self.inputs is None:
             return step_product(states, self.weight, next(self.biases))
-        self.inputs.append(states.detach())
+        self.inputs.steps.append(states.detach())
         return StepProduct.apply(states, self.weight, next(self.biases))
 
 
