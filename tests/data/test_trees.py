@@ -24,6 +24,7 @@ from recnmt_hf.data import (
     tree_inputs,
 )
 from recnmt_hf.data.corpora import load_test_set
+from recnmt_hf.data.records import Sentence
 from recnmt_hf.data.tree_inputs import TreeTokens
 from recnmt_hf.data.trees import attach_trees
 
@@ -71,7 +72,7 @@ def test_conllu(tmp_path, name, ends, last):
     found = list(read_conllu(tmp_path / name))
     assert [number for number, _ in found] == [2, 10, 15]
     sentences = [sentence for _, sentence in found]
-    assert sentences == ["The dog sleeps", "do n't 10 000", "Birds"]
+    assert list(map(str, sentences)) == ["The dog sleeps", "do n't 10 000", "Birds"]
     assert [sentence.heads for sentence in sentences] == [(2, 3, 0), (2, 0, 2), (0,)]
     assert sentences[1].words == ("do", "n't", "10 000") and sentences[1].relations == ("aux:x", "root", "obj")
 
@@ -144,34 +145,33 @@ def test_bad_sentences(words, heads, relations, code, field):
         ParsedSentence(words, heads, relations)
 
 
-def test_a_parsed_sentence_is_text():
+def test_a_parsed_sentence_has_a_text():
     sentence = ParsedSentence(["The", "dog", "sleeps"], [2, 3, 0], ["det", "nsubj", "root"])
-    assert sentence == "The dog sleeps" and json.dumps([sentence]) == '["The dog sleeps"]'
+    assert str(sentence) == f"{sentence}" == "The dog sleeps"
     for other in (pickle.loads(pickle.dumps(sentence)), copy.deepcopy(sentence)):
         assert other == sentence and (other.heads, other.relations) == (sentence.heads, sentence.relations)
-    part = sentence.part(0, 2)
-    assert part == "The dog" and part.heads == (2, 0) and part.relations == ("det", "nsubj")
+    assert sentence.part(0, 2) == ParsedSentence(("The", "dog"), (2, 0), ("det", "nsubj"))
 
 
 def test_parts_keep_the_edges_within():
     sentence = ParsedSentence(["a", "10 000", "birdsong", "c"], [2, 0, 2, 3], ["w", "x", "y", "z"])
-    first, second = sentence.parts(["a 10 000", "birdsong c"])
-    assert (first.heads, second.heads) == ((2, 0), (0, 1))
-    assert second.relations == ("y", "z")
+    first, second = Sentence.of(sentence).parts(["a 10 000", "birdsong c"])
+    assert (first.tree.heads, second.tree.heads) == ((2, 0), (0, 1))
+    assert second.text == "birdsong c" and second.tree.relations == ("y", "z")
     # From a cut within a word on, parts have no tree.
-    first, *rest = sentence.parts(["a 10 000", "bird", "song c"])
-    assert first.heads == (2, 0) and rest == ["bird", "song c"]
-    assert not any(isinstance(part, ParsedSentence) for part in rest)
+    first, *rest = Sentence.of(sentence).parts(["a 10 000", "bird", "song c"])
+    assert first.tree.heads == (2, 0) and rest == [Sentence("bird"), Sentence("song c")]
+    assert Sentence("a b").parts(["a", "b"]) == [Sentence("a"), Sentence("b")]
 
 
 def test_trees_beside_text(files):
     lines = (files / "a.en").read_text().splitlines()
     first, blank, last = attach_trees(lines, files / "a.en", files / "a.conllu")
-    assert first.heads == (2, 3, 0) and blank == "" and not isinstance(blank, ParsedSentence)
+    assert first.heads == (2, 3, 0) and blank == ""
     assert last.words == ("do", "n't", "10 000")
     # The words are those of the text.
     (other,) = attach_trees(["Ein Hund bellt"], None, write(files / "b.conllu", DOG))
-    assert other == "Ein Hund bellt" and other.relations == ("det", "nsubj", "root")
+    assert str(other) == "Ein Hund bellt" and other.relations == ("det", "nsubj", "root")
 
 
 def write(path, text):

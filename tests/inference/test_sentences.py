@@ -119,7 +119,7 @@ def test_alignments_have_positions_in_the_whole_text(translator, sentences):
 def test_with_alignments_a_text_is_split_only_if_its_tokens_stay_the_same(translator, monkeypatch):
     """Otherwise positions would not refer to the text."""
     encode = translator.encode_source
-    monkeypatch.setattr(translator, "encode_source", lambda text, *_, **__: encode(text.replace(". ", "_")))
+    monkeypatch.setattr(translator, "encode_source", lambda text, *_, **__: encode(str(text).replace(". ", "_")))
     options = DecodingOptions(alignments=True), DecodingOptions()
     assert [len(translator.prepare("We sleep. We sleep.", each).pieces) for each in options] == [1, 2]
 

@@ -355,7 +355,7 @@ def test_a_source_without_tokens(translator, monkeypatch):
 def test_parts_are_joined_as_the_target_is_written(translator, monkeypatch, source, parts, joined):
     """The translations are those of the two halves of a source."""
     answers = iter(parts)
-    monkeypatch.setattr(translator, "encode_source", lambda text, direction=None: [5] * (len(text) + 1) + [2])
+    monkeypatch.setattr(translator, "encode_source", lambda text, direction=None: [5] * (len(str(text)) + 1) + [2])
     monkeypatch.setattr(
         translator,
         "search_tokens",

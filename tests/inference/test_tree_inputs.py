@@ -20,7 +20,7 @@ OPTIONS = {"max_length_extra": 4, "max_length_factor": 1}
 
 def parsed(text, seed=0):
     """Return a text with a tree: a chain from the word with number `seed`, with alternating relations."""
-    words = text.split()
+    words = str(text).split()
     order = [(i + seed) % len(words) for i in range(len(words))]
     heads = [0] * len(words)
     for dependent, head in itertools.pairwise(order):

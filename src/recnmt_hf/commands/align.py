@@ -127,6 +127,6 @@ def check_gold(gold: list[GoldAlignment], pairs: list[SentencePair], path: str) 
     if len(gold) != len(pairs):
         raise UserError("links.lines", field=path, lines=len(gold), pairs=len(pairs))
     for number, (links, pair) in enumerate(zip(gold, pairs, strict=True), start=1):
-        sizes = len(pair.source.split()), len(pair.target.split())
+        sizes = len(str(pair.source).split()), len(pair.target.split())
         if any(i >= sizes[0] or j >= sizes[1] for i, j in links.possible):
             raise UserError("links.beyond", field=f"{path}, line {number}", source=sizes[0], target=sizes[1])

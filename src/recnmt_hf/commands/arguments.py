@@ -165,7 +165,7 @@ def add_trees_argument(parser: argparse.ArgumentParser, **settings: Any) -> None
     parser.add_argument("--source-trees", **{"metavar": "FILE", "help": text, **settings})
 
 
-def with_trees(lines: Iterator[str], source: str | None, trees: str | None) -> Iterator[str]:
+def with_trees(lines: Iterator[str], source: str | None, trees: str | None) -> Iterator[Any]:
     """Return the lines of a file (`None`: standard input), with their dependency trees if there is a file of them."""
     from ..data.trees import attach_trees
 

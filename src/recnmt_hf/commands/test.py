@@ -126,5 +126,5 @@ def run(args: argparse.Namespace) -> None:
             summary += f"; {args.baseline} {baseline_scores}, p = {score.p_value:.4f} ({score.test})"
         print(summary)
         with Evidence.changing(folder) as evidence:
-            complete(evidence, translator, args, next(iter(sets.values()))[0][0])
+            complete(evidence, translator, args, str(next(iter(sets.values()))[0][0]))
             add_score(evidence, folder, score, translations)

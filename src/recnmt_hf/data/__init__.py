@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .corpora import load_pairs as load_pairs
     from .corpora import prepare_dataset as prepare_dataset
     from .generated import generate_corpus as generate_corpus
+    from .records import ParsedSentence as ParsedSentence
     from .sharded import Mixture as Mixture
     from .sharded import ShardedDataset as ShardedDataset
     from .sharding import ShardSettings as ShardSettings
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from .tree_inputs import Relations as Relations
     from .tree_inputs import TreeCollator as TreeCollator
     from .tree_inputs import TreeEncoder as TreeEncoder
-    from .trees import ParsedSentence as ParsedSentence
     from .trees import read_conllu as read_conllu
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

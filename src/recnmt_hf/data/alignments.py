@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .._plain_text import control_ids, encode_plain
 from ..errors import UserError
+from .records import Links, Sentence
 from .text import read_lines
 
 
@@ -89,21 +90,7 @@ def words_of_pieces(
     return ids, [*words, *[None] * ends_with_control]
 
 
-class LinkedSentence(str):
-    """
-    A translation with the links of its sentence pair: the `line` of a file, its `place` there for messages, and the
-    `units` that positions count, one of [`ALIGNMENT_UNITS`]. Code without use for links reads it as text.
-    """
-
-    alignment: dict[str, str]
-
-    def __new__(cls, text: str, line: str, place: str, units: str) -> LinkedSentence:
-        sentence = super().__new__(cls, text)
-        sentence.alignment = {"line": line, "place": place, "units": units}
-        return sentence
-
-
-def attach_links(lines: Iterable[str], text: str | Path, alignments: str | Path, units: str) -> Iterator[str]:
+def attach_links(lines: Iterable[str], text: str | Path, alignments: str | Path, units: str) -> Iterator[Sentence]:
     """
     Yield lines of translations, from the file `text`, with their links from the file `alignments`, plain or compressed,
     whose lines may be empty. `UserError` if the files have different numbers of lines.
@@ -114,7 +101,7 @@ def attach_links(lines: Iterable[str], text: str | Path, alignments: str | Path,
         if own is None:
             count = number + sum(1 for _ in lines)
             raise UserError("corpus.alignment_lines", field=str(alignments), value=number - 1, text=text, lines=count)
-        yield LinkedSentence(line, own, f"{alignments}, line {number}", units)
+        yield Sentence(line, links=Links(own, f"{alignments}, line {number}", units))
     if rest := sum(1 for _ in links):
         raise UserError("corpus.alignment_lines", field=str(alignments), value=number + rest, text=text, lines=number)
 
@@ -151,34 +138,36 @@ def links_of_batch(
 ) -> list[list[int]]:
     """
     Return the links between the tokens of each pair of a batch with the columns `source`, `target` and `alignment`
-    (that of [`LinkedSentence`] or `None`), as [`links_of_line`]. `tokenizers` and `ids` are those of both sides.
+    ([`~recnmt_hf.data.records.Links`] as a mapping, or `None`), as [`links_of_line`]. `tokenizers` and `ids` are those
+    of both sides.
     """
     rows: list[list[int]] = []
     for source, target, alignment, *own in zip(batch["source"], batch["target"], batch["alignment"], *ids, strict=True):
         if alignment is None or not alignment["line"]:
             rows.append([])
             continue
+        links = Links(**alignment)
         sides = (
-            AlignedSide(tokenizer, text, tokens, alignment["units"], is_target)
+            AlignedSide(tokenizer, text, tokens, links.units, is_target)
             for tokenizer, text, tokens, is_target in zip(tokenizers, (source, target), own, (False, True), strict=True)
         )
-        rows.append(links_of_line(alignment, *sides))
+        rows.append(links_of_line(links, *sides))
     return rows
 
 
-def links_of_line(alignment: Mapping[str, str], source: AlignedSide, target: AlignedSide) -> list[int]:
+def links_of_line(links: Links, source: AlignedSide, target: AlignedSide) -> list[int]:
     """
     Return the links between the tokens of a sentence pair as `[source, target, source, target, ...]`, from the line of
     links between their units: every token of a target unit is linked to every token of its source unit. Links of
     truncated or dropped tokens are left out. `UserError` for a malformed link, or a position beyond the sentence.
     """
-    links, place = set(), alignment["place"]
-    for (i, j), _ in marked_links(alignment["line"], place):
+    pairs = set()
+    for (i, j), _ in marked_links(links.line, links.place):
         if i >= source.count or j >= target.count:
-            sizes = {"source": source.count, "target": target.count, "units": alignment["units"]}
-            raise UserError("corpus.link_beyond", field=place, value=f"{i}-{j}", **sizes)
-        links |= {(own, other) for own in source.tokens.get(i, ()) for other in target.tokens.get(j, ())}
-    return [position for link in sorted(links, key=lambda link: link[::-1]) for position in link]
+            sizes = {"source": source.count, "target": target.count, "units": links.units}
+            raise UserError("corpus.link_beyond", field=links.place, value=f"{i}-{j}", **sizes)
+        pairs |= {(own, other) for own in source.tokens.get(i, ()) for other in target.tokens.get(j, ())}
+    return [position for link in sorted(pairs, key=lambda link: link[::-1]) for position in link]
 
 
 def collate_links(rows: Sequence[Sequence[int]], batch: Mapping[str, Any]) -> torch.Tensor:

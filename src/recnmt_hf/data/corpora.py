@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -29,6 +29,7 @@ from .files import digest_of_file, partial_folder
 from .generated import generate_corpus, generate_split
 from .languages import in_languages, known_code, language_ids
 from .named_test_sets import files_of_test_set
+from .records import ParsedSentence, Sentence
 from .text import (
     ON_EMPTY,
     ON_LONG,
@@ -43,7 +44,7 @@ from .text import (
     skip_blank_pairs,
 )
 from .tree_inputs import TreeEncoder, tree_columns
-from .trees import COLUMNS, ParsedSentence, attach_trees, columns_of_sentence, sentence_of_columns, sentences_of_columns
+from .trees import COLUMNS, attach_trees, columns_of_tree, sentence_of_columns, sentences_of_columns
 
 
 logger = logging.get_logger(__name__)
@@ -179,16 +180,21 @@ class Corpus:
 
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
         """Yield the checked sentence pairs, with tags; see [`~recnmt_hf.data.text.read_parallel`] for the errors."""
-        pairs = self.plain_pairs(source_lang, target_lang, on_empty)
-        if self.source_tag is None and self.target_tag is None:
-            return pairs
-        tags = (self.source_tag, self.target_tag)
-        return (SentencePair(*(tagged(tag, text) for tag, text in zip(tags, pair, strict=True))) for pair in pairs)
+        rows = self.sentences(source_lang, target_lang, on_empty)
+        return (SentencePair(source.public, target.text) for source, target in rows)
 
-    def plain_pairs(
-        self, source_lang: str, target_lang: str, on_empty: str = "error", streaming: bool = False
-    ) -> Iterator[SentencePair]:
-        """Yield the [`pairs`] without tags. `streaming` reads a set of `datasets` without copying it."""
+    def sentences(
+        self, source_lang: str, target_lang: str, on_empty: str = "error", tags: bool = True, streaming: bool = False
+    ) -> Iterator[tuple[Sentence, Sentence]]:
+        """Yield the [`pairs`] with their links. `streaming` reads a set of `datasets` without copying it."""
+        source_tag, target_tag = (self.source_tag, self.target_tag) if tags else (None, None)
+        rows = self._pairs(source_lang, target_lang, on_empty, streaming)
+        return ((tagged(source_tag, source), tagged(target_tag, target)) for source, target in rows)
+
+    def _pairs(
+        self, source_lang: str, target_lang: str, on_empty: str, streaming: bool = False
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield the pairs as the files have them."""
         self.check_languages(source_lang, target_lang)
         languages = self.languages(source_lang, target_lang)
         columns = self.source_column or languages[0], self.target_column or languages[1]
@@ -209,29 +215,27 @@ class Corpus:
             place, rows = self.jsonl, read_jsonl(self.jsonl, *columns, read_source)
         elif self.sacrebleu:
             files = self.test_set_files(source_lang, target_lang)
-            return (SentencePair(*row) for row in read_aligned(files[:2], on_empty))
+            return read_aligned(files[:2], on_empty)
         else:
             self.check_single_target()
             assert self.source is not None and isinstance(self.target, str)
-            return (SentencePair(*row) for row in self._aligned([self.source, self.target], on_empty))
+            return self._aligned([self.source, self.target], on_empty)
         return skip_blank_pairs(rows, [place] * 2, on_empty, "row" if self.dataset else "line")
 
-    def test_rows(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[tuple[str, ...]]:
+    def test_rows(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[tuple[Any, ...]]:
         """Yield each source, with its tag, and its references, which have none."""
-        rows: Iterator[tuple[str, ...]]
+        rows: Iterator[tuple[Any, ...]]
         if self.sacrebleu:
             rows = read_aligned(self.test_set_files(source_lang, target_lang), on_empty)
         elif isinstance(self.target, list):
             rows = self._aligned([str(self.source), *self.target], on_empty)
         else:
-            rows = self.plain_pairs(source_lang, target_lang, on_empty)
-        if self.source_tag is None:
-            return rows
-        return ((tagged(self.source_tag, row[0]), *row[1:]) for row in rows)
+            rows = self._pairs(source_lang, target_lang, on_empty)
+        return ((tagged(self.source_tag, row[0]).public, *map(str, row[1:])) for row in rows)
 
-    def _aligned(self, paths: list[str], on_empty: str) -> Iterator[tuple[str, ...]]:
+    def _aligned(self, paths: list[str], on_empty: str) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of line-aligned files, the source first, with its trees and the links of the pairs."""
-        lines: list[Iterator[str]] = [read_lines(path) for path in paths]
+        lines: list[Iterator[Any]] = [read_lines(path) for path in paths]
         if self.source_trees is not None:
             lines[0] = attach_trees(lines[0], paths[0], self.source_trees)
         if self.alignments is not None:
@@ -264,7 +268,7 @@ class Corpus:
         """Yield row numbers and pairs of a set of `datasets`; a missing text is empty. `name` is for messages."""
         for number, row in enumerate(self._records(name, streaming)):
             record = row["translation"] if self.source_column is None and "translation" in row else row
-            texts: list[str] = [sentence_of_columns(row, f"{name}, row {number}")] if self.tree_columns else []
+            texts: list[Any] = [sentence_of_columns(row, f"{name}, row {number}")] if self.tree_columns else []
             for column in columns[len(texts) :]:
                 column = key_of_language(column, tuple(record or ()))
                 if record and column not in record:
@@ -330,9 +334,9 @@ class Corpus:
         return own | {"lcsts": None, "min_score": None}  # fields of earlier releases
 
 
-def tagged(tag: str | None, text: str) -> str:
-    """Return a text with a tag before it, if there is one."""
-    return text if tag is None else f"{tag} {text}"
+def tagged(tag: str | None, sentence: Any) -> Sentence:
+    """Return a sentence with a tag before its text, if there is one."""
+    return Sentence.of(sentence if tag is None else f"{tag} {sentence}")
 
 
 # One corpus or several, as public functions take them.
@@ -371,7 +375,7 @@ def load_pairs(corpora: Corpora, source_lang: str, target_lang: str, on_empty: s
 
 def load_test_set(
     corpora: Corpora, source_lang: str, target_lang: str, on_empty: str = "error"
-) -> tuple[list[str], list[list[str]]]:
+) -> tuple[list[Any], list[list[str]]]:
     """
     Return the sources of a test set, and its sets of references, each as long as the sources. Errors are those of
     [`load_pairs`], and `UserError` if corpora have different numbers of references.
@@ -603,20 +607,20 @@ def collect(
     with ArrowWriter(path=path, schema=pa.schema(schema)) as writer:
         for corpus in corpora:
             languages = corpus.language_columns(source_lang, target_lang, tokenizers)
-            for pair in corpus.pairs(source_lang, target_lang, on_empty):
-                writer.write(row_of_pair(pair, has_links, trees) | languages)
+            for pair in corpus.sentences(source_lang, target_lang, on_empty):
+                writer.write(row_of_pair(*pair, has_links, trees) | languages)
         count, _ = writer.finalize()
     if not count:
         raise UserError("corpus.all_blank", field="on_empty", value=on_empty)
     return Dataset.from_file(path)
 
 
-def row_of_pair(pair: SentencePair, has_links: bool, has_trees: bool) -> dict[str, Any]:
+def row_of_pair(source: Sentence, target: Sentence, has_links: bool, has_trees: bool) -> dict[str, Any]:
     """Return a pair as a row of a dataset, with its links and the tree of its source if there are columns for them."""
-    row: dict[str, Any] = {"source": str(pair.source), "target": str(pair.target)}
+    row: dict[str, Any] = {"source": source.text, "target": target.text}
     if has_links:
-        row["alignment"] = getattr(pair.target, "alignment", None)
-    return row | columns_of_sentence(pair.source) if has_trees else row
+        row["alignment"] = None if target.links is None else asdict(target.links)
+    return row | columns_of_tree(source.tree) if has_trees else row
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -28,7 +28,7 @@ from .._interrupts import end_with_parent
 from .._plain_text import is_blank
 from .._values import Range, check_options, option
 from ..errors import UserError
-from .corpora import Corpus, count_equal, row_of_pair, tagged, tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
+from .corpora import Corpus, count_equal, row_of_pair, tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
 from .deduplication import KEY_BYTES, KEYS_OF_DUPLICATES, first_occurrences, keys_of, read_keys
 from .files import digest_of_file, explained_writing, open_output
 from .language_filter import are_in_languages
@@ -165,9 +165,10 @@ def line_ends(path: str, every: int) -> tuple[int, list[int]]:
 
 def blocks_of_rows(corpus: Corpus, number: int, settings: ShardSettings) -> Iterator[Block]:
     """Yield the blocks of a corpus that one process has to read."""
-    pairs = corpus.plain_pairs(settings.source_lang, settings.target_lang, settings.on_empty, streaming=True)
+    languages = settings.source_lang, settings.target_lang
+    pairs = corpus.sentences(*languages, settings.on_empty, tags=False, streaming=True)
     for block, first in enumerate(iter(lambda: list(islice(pairs, settings.shard_size)), [])):
-        rows = [row_of_pair(pair, bool(corpus.alignments), corpus.has_trees) for pair in first]
+        rows = [row_of_pair(*pair, bool(corpus.alignments), corpus.has_trees) for pair in first]
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         yield Block(number, block, block * settings.shard_size + 1, columns=columns)
 
@@ -285,7 +286,7 @@ def with_tags(columns: Mapping[str, list[Any]], corpus: Corpus) -> dict[str, lis
     """Return the columns of pairs with the tags of their corpus before the texts."""
     tags = {"source": corpus.source_tag, "target": corpus.target_tag}
     return dict(columns) | {
-        name: [tagged(tag, text) for text in columns[name]] for name, tag in tags.items() if tag is not None
+        name: [f"{tag} {text}" for text in columns[name]] for name, tag in tags.items() if tag is not None
     }
 
 

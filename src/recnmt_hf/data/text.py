@@ -24,16 +24,18 @@ from .._values import check_value
 from ..errors import MissingFileError, UserError
 from ..models.user_errors import masked, remember_secrets
 from .files import open_output
+from .records import ParsedSentence
 
 
 class SentencePair(NamedTuple):
-    """A source sentence and its translation."""
+    """A source sentence, with its dependency tree if the corpus has them, and its translation."""
 
-    source: str
+    source: str | ParsedSentence
     target: str
 
 
-Row = TypeVar("Row", bound=tuple[str, ...])
+# Of texts, or of sentences whose `str` is their text.
+Row = TypeVar("Row", bound=tuple[Any, ...])
 # Ways to handle pairs with an empty side, and pairs that are too long.
 ON_EMPTY, ON_LONG = ("error", "skip"), ("skip", "truncate")
 # First bytes of compressed files. A file of pzstd begins with a frame to skip.
@@ -223,12 +225,12 @@ def read_parallel(source: str | Path, target: str | Path, on_empty: str = "error
 
 
 def read_aligned(
-    paths: Sequence[str | Path], on_empty: str = "error", lines: Sequence[Iterator[str]] | None = None
-) -> Iterator[tuple[str, ...]]:
+    paths: Sequence[str | Path], on_empty: str = "error", lines: Sequence[Iterator[Any]] | None = None
+) -> Iterator[tuple[Any, ...]]:
     """Yield rows of any number of files, as [`read_parallel`]. `lines` are iterators over files that are open."""
 
-    def rows() -> Iterator[tuple[int, tuple[str, ...]]]:
-        sides = [read_lines(path) for path in paths] if lines is None else lines
+    def rows() -> Iterator[tuple[int, tuple[Any, ...]]]:
+        sides: Sequence[Iterator[Any]] = [read_lines(path) for path in paths] if lines is None else lines
         for number, row in enumerate(zip_longest(*sides), start=1):
             if None in row:
                 ends = zip(row, sides, strict=True)
@@ -251,7 +253,7 @@ def skip_blank_pairs(
     is_empty = True
     for number, pair in pairs:
         is_empty = False
-        blank = [place for place, text in zip(places, pair, strict=True) if is_blank(text)]
+        blank = [place for place, text in zip(places, pair, strict=True) if is_blank(str(text))]
         if not blank:
             yield pair
         elif on_empty == "error":
@@ -273,7 +275,7 @@ def read_tsv(path: str | Path) -> Iterator[tuple[int, SentencePair]]:
 
 
 def read_jsonl(
-    path: str | Path, source_key: str, target_key: str, read_source: Callable[[Any, str], str] | None = None
+    path: str | Path, source_key: str, target_key: str, read_source: Callable[[Any, str], Any] | None = None
 ) -> Iterator[tuple[int, SentencePair]]:
     """
     Yield line numbers and pairs from JSON lines: `{"translation": {"en": .., "de": ..}}` as in `datasets`, or
@@ -288,7 +290,7 @@ def read_jsonl(
             keys = [key_of_language(key, tuple(record)) for key in (source_key, target_key)]
             source = record[keys[0]].strip() if read_source is None else read_source(whole, place)
             pair = SentencePair(source, record[keys[1]].strip())
-            "".join(pair).encode()  # JSON may contain unpaired surrogates, which tokenizers reject
+            "".join(map(str, pair)).encode()  # JSON may contain unpaired surrogates, which tokenizers reject
         except UserError:
             raise
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:

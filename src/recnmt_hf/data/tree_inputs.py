@@ -21,7 +21,7 @@ from .._loading_errors import explained_loading, looks_local
 from .._plain_text import encode_plain
 from ..errors import UserError
 from .files import open_output
-from .trees import ParsedSentence
+from .records import ParsedSentence
 
 
 # Names of the inputs, with their values at padding.
@@ -54,7 +54,9 @@ class Relations:
     subtypes: bool = False
 
     @classmethod
-    def count(cls, sentences: Iterable[str], subtypes: bool = False, most: int = MOST_RELATIONS) -> Relations:
+    def count(
+        cls, sentences: Iterable[str | ParsedSentence], subtypes: bool = False, most: int = MOST_RELATIONS
+    ) -> Relations:
         """Return the `most` most frequent relations of sentences; those without a tree are skipped."""
         counts: Counter[str] = Counter()
         for sentence in sentences:

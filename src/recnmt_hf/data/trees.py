@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .._plain_text import is_blank
-from .._values import is_allowed
 from ..errors import UserError
+from .records import ParsedSentence
 from .text import read_lines
 
 
@@ -22,96 +22,6 @@ CONLLU_COLUMNS = 10
 ID, FORM, HEAD, RELATION = 0, 1, 6, 7
 # Digits of a HEAD. A line has fewer words than a number with more.
 MOST_DIGITS = 9
-
-
-class ParsedSentence(str):
-    """
-    A sentence with its dependency tree: its words separated by spaces. Models without trees read it as text.
-
-    Args:
-        words (`list[str]` or `tuple[str]`): The words.
-        heads (`list[int]` or `tuple[int]`): For each word the number of its head, from 1; 0 for roots, one or several.
-        relations (`list[str]` or `tuple[str]`): For each word its relation to the head.
-
-    Raises:
-        UserError: A value has the wrong type, the lists differ in length, a head is beyond the sentence, or the heads
-            form a cycle.
-    """
-
-    words: tuple[str, ...]
-    heads: tuple[int, ...]
-    relations: tuple[str, ...]
-
-    def __new__(cls, words: Sequence[str], heads: Sequence[int], relations: Sequence[str]) -> ParsedSentence:
-        check_tree(words, heads, relations)
-        sentence = super().__new__(cls, " ".join(words))
-        sentence.words, sentence.heads, sentence.relations = tuple(words), tuple(heads), tuple(relations)
-        return sentence
-
-    def __getnewargs__(self) -> Any:  # for copies and other processes
-        return self.words, self.heads, self.relations
-
-    def with_text(self, text: str) -> ParsedSentence | None:
-        """Return the tree over the words of another text, or `None` if it has another number of words."""
-        pieces, start, words = text.split(), 0, []
-        sizes = [len(word.split()) for word in self.words]  # a word of CoNLL-U may contain spaces
-        if len(pieces) != sum(sizes):
-            return None
-        for size in sizes:
-            words.append(" ".join(pieces[start : start + size]))
-            start += size
-        return ParsedSentence(words, self.heads, self.relations)
-
-    def part(self, start: int, end: int) -> ParsedSentence:
-        """Return the words from `start` to before `end`. A word whose head is outside becomes a root."""
-        heads = [head - start if start < head <= end else 0 for head in self.heads[start:end]]
-        return ParsedSentence(self.words[start:end], heads, self.relations[start:end])
-
-    def parts(self, texts: Sequence[str]) -> list[str]:
-        """Return consecutive parts of the text with their trees; a part from a cut within a word on has none."""
-        parts: list[str] = []
-        start = 0
-        for text in texts:
-            end, pieces = start, text.split()
-            while end < len(self.words) and sum(len(word.split()) for word in self.words[start:end]) < len(pieces):
-                end += 1
-            matches = " ".join(self.words[start:end]).split() == pieces
-            parts.append(self.part(start, end) if matches else text)
-            start = end if matches else len(self.words)
-        return parts
-
-
-def check_tree(words: Any, heads: Any, relations: Any) -> None:
-    """Raise `UserError` unless three lists describe a tree, or several trees, over the words."""
-    for name, values, kind in (("words", words, str), ("heads", heads, int), ("relations", relations, str)):
-        if not isinstance(values, (list, tuple)):
-            raise UserError("tree.not_a_list", field=name, value=values)
-        for value in values:
-            if not is_allowed(value, kind, None):
-                allowed = "text" if kind is str else "integers"
-                raise UserError("tree.wrong_value", field=name, value=value, allowed=allowed)
-    if not len(words) == len(heads) == len(relations):
-        raise UserError("tree.lengths", words=len(words), heads=len(heads), relations=len(relations))
-    for number, (word, head) in enumerate(zip(words, heads, strict=True), start=1):
-        if not word.strip():
-            raise UserError("tree.blank_word", value=word, number=number)
-        if not 0 <= head <= len(words):
-            raise UserError("tree.head_beyond", value=head, number=number, word=word, count=len(words))
-    if (first := first_in_cycle(heads)) is not None:
-        raise UserError("tree.cycle", value=words[first - 1], number=first)
-
-
-def first_in_cycle(heads: Sequence[int]) -> int | None:
-    """Return the number of a word that is its own head or descends from itself, or `None`."""
-    path_of = [0] * len(heads)  # number of the path that reached a word first
-    for start in range(1, len(heads) + 1):
-        number = start
-        while number and not path_of[number - 1]:
-            path_of[number - 1] = start
-            number = heads[number - 1]
-        if number and path_of[number - 1] == start:
-            return number
-    return None
 
 
 def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
@@ -154,7 +64,7 @@ def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
         yield sentence()
 
 
-def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Path) -> Iterator[str]:
+def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Path) -> Iterator[str | ParsedSentence]:
     """
     Yield lines from the file `text` (`None`: standard input), words separated by spaces, with their trees from the
     CoNLL-U file `trees`, which has one sentence for each line that is not blank. The words are those of the text.
@@ -172,7 +82,7 @@ def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Pat
             raise UserError("trees.too_few", field=f"{name}, line {line}", trees=trees)
         parsed = sentence.with_text(source)
         if parsed is None:
-            counts = {"words": len(source.split()), "count": len(sentence.split())}
+            counts = {"words": len(source.split()), "count": len(str(sentence).split())}
             raise UserError("trees.word_count", field=f"{name}, line {line}", trees=trees, row=row, **counts)
         yield parsed
     if (rest := next(sentences, None)) is not None:
@@ -197,15 +107,14 @@ def at_place(error: UserError, place: str, names: Mapping[str, str] | None = Non
     return UserError(error.code, field=field, value=error.value, **error.details)
 
 
-def columns_of_sentence(sentence: str) -> dict[str, Any]:
-    """Return the columns of a sentence's tree, `None` without one."""
-    if not isinstance(sentence, ParsedSentence):
-        return dict.fromkeys(COLUMNS)
-    return dict(zip(COLUMNS, map(list, (sentence.words, sentence.heads, sentence.relations)), strict=True))
+def columns_of_tree(tree: ParsedSentence | None) -> dict[str, Any]:
+    """Return the columns of a source's tree, `None` without one."""
+    values = [None] * len(COLUMNS) if tree is None else map(list, (tree.words, tree.heads, tree.relations))
+    return dict(zip(COLUMNS, values, strict=True))
 
 
-def sentences_of_columns(texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return the sentences of a prepared dataset: texts, with their trees where the columns have one."""
+def sentences_of_columns(texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """Return the sentences of a prepared dataset: texts, or parsed sentences where the columns have a tree."""
     if COLUMNS[0] not in columns:
         return list(texts)
     rows = zip(texts, *(columns[name] for name in COLUMNS), strict=True)

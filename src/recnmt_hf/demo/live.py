@@ -123,13 +123,13 @@ def split_into_segments(translator: Translator, text: str, options: DecodingOpti
     if translator.task.summarizes:
         return [Segment("", text.strip())]
     source, direction = translator.read_source(text, options, "The text")
-    opening = text.removesuffix(source)
+    opening = text.removesuffix(source.text)
     most = min(limits.max_segment, translator.backend.limits.source or limits.max_segment)
 
     def length(part: str) -> int:
         return len(translator.encode_source(part, direction))
 
-    sentences = split_sentences(source, direction.source)
+    sentences = split_sentences(source.text, direction.source)
     parts = [part for space, one in sentences for part in split_text(one, most, length, space)]
     return [Segment(space, part, opening) for space, part in parts]
 

@@ -10,9 +10,9 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from .._loading_errors import folder_of_model
 from .._values import options_of
+from ..data.records import ParsedSentence
 from ..data.tokenizer_pair import load_target_tokenizer
 from ..data.tree_inputs import Relations, tree_options
-from ..data.trees import ParsedSentence
 from ..errors import UserError
 from .languages import TASK_NAME
 from .loading import silence_loading_report

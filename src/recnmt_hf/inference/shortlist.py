@@ -17,6 +17,7 @@ from torch import nn
 from transformers.utils import logging
 
 from ..data.files import open_output
+from ..data.records import ParsedSentence
 from ..data.text import read_lines
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
@@ -143,7 +144,7 @@ def has_linear_output(model: Any) -> bool:
 def write_shortlist(
     path: str | Path,
     translator: Translator,
-    sources: Sequence[str],
+    sources: Sequence[str | ParsedSentence],
     targets: Sequence[str],
     options: DecodingOptions | None = None,
     head: int | None = None,

@@ -16,11 +16,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._plain_text import control_ids, is_blank
+from ..data.records import ParsedSentence, Sentence
 from ..data.tags import source_tags, tag_ids
 from ..data.tokenizer_checks import vocabulary_sizes
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import Relations, TreeTokens, tree_options
-from ..data.trees import ParsedSentence
 from ..errors import UserError
 from .attention_links import attention_rows, links_of_tokens
 from .backends.protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
@@ -196,15 +196,19 @@ class Translator:
     # -- translating ---------------------------------------------------------------------------------------------------
 
     def __call__(
-        self, sentences: str | Iterable[str], prefixes: str | Iterable[str] | None = None, **options: Any
+        self,
+        sentences: str | ParsedSentence | Iterable[str | ParsedSentence],
+        prefixes: str | Iterable[str] | None = None,
+        **options: Any,
     ) -> list[Translation]:
         """Translate a sentence or several, as [`translate`] does."""
         prefixes = [prefixes] if isinstance(prefixes, str) else prefixes
-        return list(self.translate([sentences] if isinstance(sentences, str) else sentences, None, prefixes, **options))
+        sentences = [sentences] if isinstance(sentences, (str, ParsedSentence)) else sentences
+        return list(self.translate(sentences, None, prefixes, **options))
 
     def translate(
         self,
-        sentences: Iterable[str],
+        sentences: Iterable[str | ParsedSentence],
         options: DecodingOptions | None = None,
         prefixes: Iterable[str] | None = None,
         scores: bool = True,
@@ -220,8 +224,8 @@ class Translator:
         the letters of their source.
 
         Args:
-            sentences (iterable of `str`): Sentences; read in buffers, so files may have any size. For a model that
-                reads dependency trees, a sentence may be a [`~recnmt_hf.data.ParsedSentence`].
+            sentences (iterable of `str` or [`~recnmt_hf.data.ParsedSentence`]): Sentences, for a model that reads
+                dependency trees with these; read in buffers, so files may have any size.
             options ([`DecodingOptions`], *optional*): Defaults to those of the class.
             prefixes (iterable of `str`, *optional*): Text that each translation begins with; may be empty.
             scores (`bool`, *optional*, defaults to `True`): Whether to score hypotheses, which takes another pass of
@@ -255,32 +259,30 @@ class Translator:
             own_warnings.log()
 
     def prepare(
-        self, sentence: str, options: DecodingOptions, prefix: str = "", place: str = "The sentence"
+        self, sentence: str | ParsedSentence, options: DecodingOptions, prefix: str = "", place: str = "The sentence"
     ) -> PreparedSentence:
         """
         Encode a sentence or a text of several sentences, split as the options say. `prefix` is the beginning of the
         translation, `place` the name of the sentence in messages. Raise `UserError` if the sentence is not a string or
         is too long, or the prefix is not possible.
         """
-        check_text(sentence, place)
         source, direction = self.read_source(sentence, options, place)
-        whole = [] if is_blank(source) else self.encode_source(source, direction)
+        whole = [] if is_blank(source.text) else self.encode_source(source, direction)
         prefix_ids = self.prefix_ids(prefix, f"{place}: prefix", direction) if prefix else []
-        prepared = PreparedSentence(sentence, [], [], prefix_ids, direction)
-        sentence = source
+        prepared = PreparedSentence(str(sentence), [], [], prefix_ids, direction)
         if self.is_empty(whole, direction):
             if prepared.prefix:
                 raise UserError("prefix.of_empty_sentence", field=place, value=prefix)
             return prepared
-        parts = [("", sentence, whole)]
+        parts = [("", source, whole)]
         splits_by_default = not prepared.prefix and not self.is_summarizing(options)
         splits = options.split_sentences == "always" or (options.split_sentences == "auto" and splits_by_default)
         if splits and not isinstance(whole, TreeTokens):  # a tree is that of one sentence
-            parts = self.encode_sentences(sentence, whole, options, direction)
+            parts = self.encode_sentences(source, whole, options, direction)
         space = ""
-        for number, (separator, text, ids) in enumerate(parts, start=1):
+        for number, (separator, part, ids) in enumerate(parts, start=1):
             name = place if len(parts) == 1 else f"{place}, part {number}"
-            for space_before, piece in self.limit_length(text, ids, options, name, separator, direction):
+            for space_before, piece in self.limit_length(part, ids, options, name, separator, direction):
                 space += space_before
                 if not self.is_empty(piece, direction):
                     prepared.pieces.append(piece)
@@ -293,22 +295,27 @@ class Translator:
         return options.on_long == "truncate" or self.task.summarizes
 
     def encode_sentences(
-        self, text: str, whole: list[int], options: DecodingOptions, direction: Direction
-    ) -> list[tuple[str, str, list[int]]]:
+        self, source: Sentence, whole: list[int], options: DecodingOptions, direction: Direction
+    ) -> list[tuple[str, Sentence, list[int]]]:
         """Return the white space before each sentence of a text, the sentence and its token ids."""
-        encode = partial(self.encode_source, direction=direction)
-        sentences = split_sentences(text, direction.source)
+        sentences = split_sentences(source.text, direction.source)
         if len(sentences) < 2:
-            return [("", text, whole)]
-        encoded = [(space, part, encode(part)) for space, part in sentences]
+            return [("", source, whole)]
+        encoded = [(space, Sentence(part), self.encode_source(part, direction)) for space, part in sentences]
         tokens = [id for _, _, ids in encoded for id in self.drop_control_tokens(ids)]
         # The positions of alignments are those of the whole text.
         if options.alignments and tokens != self.drop_control_tokens(whole):
-            return [("", text, whole)]
+            return [("", source, whole)]
         return encoded
 
     def limit_length(
-        self, text: str, ids: list[int], options: DecodingOptions, place: str, separator: str, direction: Direction
+        self,
+        sentence: Sentence,
+        ids: list[int],
+        options: DecodingOptions,
+        place: str,
+        separator: str,
+        direction: Direction,
     ) -> list[tuple[str, list[int]]]:
         """Return a sentence's white space and token ids, or those of its parts, none of them too long for the model."""
         limits = (options.max_source_length, self.backend.limits.source)
@@ -318,13 +325,11 @@ class Translator:
         if options.on_long == "truncate":
             return [(separator, self.languages.truncate(ids, limit, direction))]
         if options.on_long != "split":
-            raise UserError("sentence.too_long", field=place, value=text, length=len(ids), limit=limit)
+            raise UserError("sentence.too_long", field=place, value=sentence.text, length=len(ids), limit=limit)
         encode = partial(self.encode_source, direction=direction)
-        texts = split_text(text.strip(), limit, lambda part: len(encode(part)), separator)
-        if isinstance(text, ParsedSentence):
-            spaces, parts_of_text = zip(*texts, strict=True)
-            texts = list(zip(spaces, text.parts(parts_of_text), strict=True))
-        parts = [(space_before, encode(part)) for space_before, part in texts]
+        texts = split_text(sentence.text.strip(), limit, lambda part: len(encode(part)), separator)
+        spaces, parts_of_text = zip(*texts, strict=True)
+        parts = list(zip(spaces, map(encode, sentence.parts(parts_of_text)), strict=True))
         if any(len(part) > limit and not self.is_empty(part, direction) for _, part in parts):
             raise UserError("sentence.cannot_split", field=place, limit=limit)
         return parts
@@ -486,7 +491,7 @@ class Translator:
 
     def score(
         self,
-        sources: Sequence[str],
+        sources: Sequence[str | ParsedSentence],
         targets: Sequence[str | Sequence[int]],
         options: DecodingOptions | None = None,
         places: Sequence[str] | None = None,
@@ -496,7 +501,7 @@ class Translator:
         Return the model's log-probabilities of given translations, as `translate` reports them.
 
         Args:
-            sources (sequence of `str`): Source sentences.
+            sources (sequence of `str` or [`~recnmt_hf.data.ParsedSentence`]): Source sentences.
             targets (sequence of `str`, or of token ids as in [`Hypothesis`]): Their translations.
             options ([`DecodingOptions`], *optional*): Length penalty and batch size.
             places (sequence of `str`, *optional*): Name of each pair in messages; defaults to its number.
@@ -516,7 +521,7 @@ class Translator:
 
     def encode_pairs(
         self,
-        sources: Sequence[str],
+        sources: Sequence[str | ParsedSentence],
         targets: Sequence[str | Sequence[int]],
         options: DecodingOptions,
         places: Sequence[str] | None = None,
@@ -526,9 +531,8 @@ class Translator:
         source_ids, target_ids = [], []
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
             place = f"Pair {number}" if places is None else places[number - 1]
-            check_text(source, f"{place}: source")
-            source, direction = self.read_source(source, options, f"{place}: source")
-            ids = [] if is_blank(source) else self.encode_source(source, direction)
+            sentence, direction = self.read_source(source, options, f"{place}: source")
+            ids = [] if is_blank(sentence.text) else self.encode_source(sentence, direction)
             if self.is_empty(ids, direction):
                 raise UserError("pair.empty", field=f"{place}: source")
             source_ids.append(ids)
@@ -590,41 +594,46 @@ class Translator:
             self.directions[key] = direction if instruction is None else replace(direction, instruction=instruction)
         return self.directions[key]
 
-    def read_source(self, sentence: str, options: DecodingOptions, place: str) -> tuple[str, Direction]:
+    def read_source(
+        self, sentence: str | ParsedSentence, options: DecodingOptions, place: str
+    ) -> tuple[Sentence, Direction]:
         """
         Return a source without the name of the target language and other tags at its beginning, and its direction,
-        which has them. Raise `UserError` if the options name another language, or the target language is missing.
+        which has them. Raise `UserError` if it is not text, the options name another language, or the target language
+        is missing.
         """
-        text, direction = self.read_language(sentence, options, place)
-        tags = [] if isinstance(text, ParsedSentence) else self.source_tags
-        while (found := next((tag for tag in tags if text.lstrip().startswith(tag[0])), None)) is not None:
-            text = text.lstrip().removeprefix(found[0]).lstrip()
+        if not isinstance(sentence, ParsedSentence):
+            check_text(sentence, place)
+        source, direction = self.read_language(Sentence.of(sentence), options, place)
+        tags = [] if source.tree is not None else self.source_tags
+        while (found := next((tag for tag in tags if source.text.lstrip().startswith(tag[0])), None)) is not None:
+            source = Sentence(source.text.lstrip().removeprefix(found[0]).lstrip())
             direction = replace(direction, tag=(*direction.tag, found[1]))
-        return text, direction
+        return source, direction
 
-    def read_language(self, sentence: str, options: DecodingOptions, place: str) -> tuple[str, Direction]:
+    def read_language(self, source: Sentence, options: DecodingOptions, place: str) -> tuple[Sentence, Direction]:
         """Return a source without the name of the target language at its beginning, and its direction."""
         direction = self.direction(options)
-        target, text = self.languages.read_target(sentence)
+        target, text = self.languages.read_target(source.text)
         if target is None or (direction.target is not None and target not in self.target_langs):
-            if not is_blank(sentence):
+            if not is_blank(source.text):
                 self.languages.require_target(direction)
-            return sentence, direction
+            return source, direction
         if direction.target not in (None, target):
             raise UserError("language.two_targets", field=place, value=target, other=direction.target)
-        return text, self.direction(replace(options, target_lang=target))
+        return Sentence(text), self.direction(replace(options, target_lang=target))
 
-    def encode_source(self, sentence: str, direction: Direction | None = None) -> list[int]:
+    def encode_source(self, sentence: str | ParsedSentence | Sentence, direction: Direction | None = None) -> list[int]:
         """
         Return the token ids of a source sentence, in which `</s>` and the like are text. They have the edges of the
         sentence's tree, if it has one and the model reads it.
         """
-        direction = direction or self.direction()
-        if isinstance(sentence, ParsedSentence) and self.reads_trees:
+        direction, source = direction or self.direction(), Sentence.of(sentence)
+        if source.tree is not None and self.reads_trees:
             if self.trees is None:
                 raise UserError("trees.no_relations", field=self.model.name_or_path or type(self.model).__name__)
-            return self.trees([sentence])[0]
-        return self.languages.encode_source(sentence, direction)
+            return self.trees([source.tree])[0]
+        return self.languages.encode_source(source.text, direction)
 
     def encode_target(self, sentence: str, direction: Direction | None = None) -> list[int]:
         """Return the token ids of a target sentence, in which `</s>` and the like are text."""
@@ -645,9 +654,9 @@ class Translator:
         direction = direction or self.direction()
         return self.languages.target_tokens(TargetTokens(ids, getattr(target, "start", None)), direction)
 
-    def is_empty_source(self, sentence: str) -> bool:
+    def is_empty_source(self, sentence: str | ParsedSentence) -> bool:
         """Return whether a sentence has no visible character, or none that its tokenizer keeps."""
-        return is_blank(sentence) or self.is_empty(self.encode_source(sentence))
+        return is_blank(str(sentence)) or self.is_empty(self.encode_source(sentence))
 
     def is_empty(self, ids: Sequence[int], direction: Direction | None = None) -> bool:
         """Return whether the token ids of a source are only control tokens, and the instruction of a direction."""
@@ -697,8 +706,8 @@ def check_counts(sources: Sequence[Any], targets: Sequence[Any]) -> None:
 
 
 def pair_with_prefixes(
-    sentences: Iterable[str], prefixes: Iterable[str] | None, before: int = 0
-) -> Iterator[tuple[str, str]]:
+    sentences: Iterable[str | ParsedSentence], prefixes: Iterable[str] | None, before: int = 0
+) -> Iterator[tuple[str | ParsedSentence, str]]:
     """Yield each sentence with its prefix; raise `UserError` if their numbers differ, after `before` earlier ones."""
     if prefixes is None:
         yield from ((sentence, "") for sentence in sentences)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._plain_text import is_blank
-from ..data.trees import ParsedSentence
+from ..data.records import ParsedSentence
 from ..errors import UserError
 from ..metrics.alignment import format_links
 from .attention_links import links_of_matrix, word_matrix
@@ -41,7 +41,7 @@ class WordAlignment:
 
 def align_pairs(
     translator: Translator,
-    sources: Sequence[str],
+    sources: Sequence[str | ParsedSentence],
     targets: Sequence[str],
     layer: int | str | None = None,
     head: int | None = None,
@@ -71,20 +71,19 @@ def align_pairs(
     source_sides: list[tuple[list[int], list[int | None]]] = []
     target_sides: list[tuple[list[int], list[int | None]]] = []
     for number, (source, target) in enumerate(zip(sources, targets, strict=True), first):
-        check_text(source, f"Pair {number}: source")
+        sentence, direction = translator.read_source(source, options, f"Pair {number}: source")
         check_text(target, f"Pair {number}: translation")
-        if is_blank(source) or is_blank(target):
+        if is_blank(sentence.text) or is_blank(target):
             raise UserError("pair.empty", field=f"Pair {number}")
-        text, direction = translator.read_source(source, options, f"Pair {number}: source")
-        ids, words_of_source = translator.languages.words_of_source(text, direction)
-        if isinstance(source, ParsedSentence) and (tokens := translator.encode_source(source)) == ids:
+        ids, words_of_source = translator.languages.words_of_source(sentence.text, direction)
+        if sentence.tree is not None and (tokens := translator.encode_source(sentence, direction)) == ids:
             ids = tokens  # with the edges of the tree
-        before = len(source.split()) - len(text.split())  # words that name the target language
+        before = len(str(source).split()) - len(sentence.text.split())  # words that name the target language
         source_sides.append((ids, [None if word is None else word + before for word in words_of_source]))
         target_sides.append(translator.languages.words_of_target(target, direction))
         translator.check_lengths(len(source_sides[-1][0]), len(target_sides[-1][0]), f"Pair {number}")
     source_ids, target_ids = ([ids for ids, _ in side] for side in (source_sides, target_sides))
     for i, weights in enumerate(translator.attention(source_ids, target_ids, layer, head, max_tokens)):
-        words, translated = sources[i].split(), targets[i].split()
+        words, translated = str(sources[i]).split(), targets[i].split()
         matrix = word_matrix(weights, source_sides[i][1], target_sides[i][1], len(words), len(translated))
         yield WordAlignment(words, translated, links_of_matrix(matrix), matrix)

@@ -283,7 +283,7 @@ def train_tokenizers(data: DataSection, section: TokenizerSection) -> TokenizerP
         corpora = [replace(corpus, source_tag=None, target_tag=None) for corpus in data.train]
         pairs = load_pairs(corpora, data.source_lang, data.target_lang, data.on_empty)
         return train_tokenizer(
-            (getattr(pair, side) for pair in islice(pairs, section.max_sentences) for side in sides),
+            (str(getattr(pair, side)) for pair in islice(pairs, section.max_sentences) for side in sides),
             kind,
             vocab_size,
             min_frequency=section.min_frequency,

@@ -46,7 +46,7 @@ def validation_options(decoding: Mapping[str, Any], beams: int) -> DecodingOptio
 
 def translate_segments(
     translator: Translator,
-    sources: Sequence[str],
+    sources: Sequence[Any],
     prefixes: Sequence[str],
     languages: Sequence[tuple[str | None, ...]],
     options: DecodingOptions,
@@ -76,7 +76,7 @@ def translate_segments(
 def test_model(
     translator: Translator,
     name: str,
-    sources: Sequence[str],
+    sources: Sequence[Any],
     references: Sequence[Sequence[str]],
     language: str,
     options: DecodingOptions,

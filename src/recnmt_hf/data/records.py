@@ -1,0 +1,140 @@
+"""Records of a sentence: text with dependency tree or links before the tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .._values import is_allowed
+from ..errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedSentence:
+    """
+    A sentence with its dependency tree. Its text, `str(sentence)`, is the words separated by spaces; models without
+    trees read it alone.
+
+    Args:
+        words (`list[str]` or `tuple[str]`): The words.
+        heads (`list[int]` or `tuple[int]`): For each word the number of its head, from 1; 0 for roots, one or several.
+        relations (`list[str]` or `tuple[str]`): For each word its relation to the head.
+
+    Raises:
+        UserError: A value has the wrong type, the lists differ in length, a head is beyond the sentence, or the heads
+            form a cycle.
+    """
+
+    words: Sequence[str]
+    heads: Sequence[int]
+    relations: Sequence[str]
+
+    def __post_init__(self) -> None:
+        check_tree(self.words, self.heads, self.relations)
+        for name in ("words", "heads", "relations"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def __str__(self) -> str:
+        return " ".join(self.words)
+
+    def with_text(self, text: str) -> ParsedSentence | None:
+        """Return the tree over the words of another text, or `None` if it has another number of words."""
+        pieces, start, words = text.split(), 0, []
+        sizes = [len(word.split()) for word in self.words]  # a word of CoNLL-U may contain spaces
+        if len(pieces) != sum(sizes):
+            return None
+        for size in sizes:
+            words.append(" ".join(pieces[start : start + size]))
+            start += size
+        return ParsedSentence(words, self.heads, self.relations)
+
+    def part(self, start: int, end: int) -> ParsedSentence:
+        """Return the words from `start` to before `end`. A word whose head is outside becomes a root."""
+        heads = [head - start if start < head <= end else 0 for head in self.heads[start:end]]
+        return ParsedSentence(self.words[start:end], heads, self.relations[start:end])
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """
+    The links of a sentence pair: the `line` of a file, its `place` there for messages, and the `units` that positions
+    count, one of [`~recnmt_hf.data.alignments.ALIGNMENT_UNITS`].
+    """
+
+    line: str
+    place: str
+    units: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence before the tokenizer: its text, the tree of a source, and the links of a pair with its target."""
+
+    text: str
+    tree: ParsedSentence | None = None
+    links: Links | None = None
+
+    @classmethod
+    def of(cls, sentence: str | ParsedSentence | Sentence) -> Sentence:
+        """Return the record of a text or of a parsed sentence."""
+        if isinstance(sentence, Sentence):
+            return sentence
+        return cls(str(sentence), sentence if isinstance(sentence, ParsedSentence) else None)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def public(self) -> Any:
+        """The sentence as users see it: a text, or a [`ParsedSentence`]."""
+        return self.text if self.tree is None else self.tree
+
+    def parts(self, texts: Sequence[str]) -> list[Sentence]:
+        """Return consecutive parts of the text with their trees; a part from a cut within a word on has none."""
+        tree = self.tree
+        if tree is None:
+            return [Sentence(text) for text in texts]
+        parts: list[Sentence] = []
+        start = 0
+        for text in texts:
+            end, pieces = start, text.split()
+            while end < len(tree.words) and sum(len(word.split()) for word in tree.words[start:end]) < len(pieces):
+                end += 1
+            matches = " ".join(tree.words[start:end]).split() == pieces
+            parts.append(Sentence.of(tree.part(start, end)) if matches else Sentence(text))
+            start = end if matches else len(tree.words)
+        return parts
+
+
+def check_tree(words: Any, heads: Any, relations: Any) -> None:
+    """Raise `UserError` unless three lists describe a tree, or several trees, over the words."""
+    for name, values, kind in (("words", words, str), ("heads", heads, int), ("relations", relations, str)):
+        if not isinstance(values, (list, tuple)):
+            raise UserError("tree.not_a_list", field=name, value=values)
+        for value in values:
+            if not is_allowed(value, kind, None):
+                allowed = "text" if kind is str else "integers"
+                raise UserError("tree.wrong_value", field=name, value=value, allowed=allowed)
+    if not len(words) == len(heads) == len(relations):
+        raise UserError("tree.lengths", words=len(words), heads=len(heads), relations=len(relations))
+    for number, (word, head) in enumerate(zip(words, heads, strict=True), start=1):
+        if not word.strip():
+            raise UserError("tree.blank_word", value=word, number=number)
+        if not 0 <= head <= len(words):
+            raise UserError("tree.head_beyond", value=head, number=number, word=word, count=len(words))
+    if (first := first_in_cycle(heads)) is not None:
+        raise UserError("tree.cycle", value=words[first - 1], number=first)
+
+
+def first_in_cycle(heads: Sequence[int]) -> int | None:
+    """Return the number of a word that is its own head or descends from itself, or `None`."""
+    path_of = [0] * len(heads)  # number of the path that reached a word first
+    for start in range(1, len(heads) + 1):
+        number = start
+        while number and not path_of[number - 1]:
+            path_of[number - 1] = start
+            number = heads[number - 1]
+        if number and path_of[number - 1] == start:
+            return number
+    return None
