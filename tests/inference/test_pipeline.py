@@ -161,7 +161,9 @@ def test_unknown_tokens_are_reported(pipe, monkeypatch):
 def test_prefixes(pipe, sentences):
     found = pipe([{"text": sentences[0], "prefix": "Der Hund"}, sentences[1], {"text": sentences[2]}], beams=2)
     assert found[0][0]["translation_text"].startswith("Der Hund")
-    assert found[1:] == pipe(sentences[1:3], beams=2)
+    for (one,), (alone,) in zip(found[1:], pipe(sentences[1:3], beams=2), strict=True):
+        assert one["translation_text"] == alone["translation_text"]
+        assert one["score"] == pytest.approx(alone["score"])  # the number of rows decides the order of sums
 
 
 @pytest.mark.parametrize(
