@@ -158,6 +158,10 @@ def test_progress_bars_need_a_terminal(monkeypatch, terminal):
 
 @pytest.mark.parametrize("has_bfloat16", [False, True])
 def test_the_fastest_type(has_bfloat16, tiny_folder, monkeypatch):
-    monkeypatch.setattr("recnmt_hf.inference.loading.has_bfloat16", lambda: has_bfloat16)
+    """Bfloat16, if the processor has it and the model is wide enough."""
+    loading = recnmt_hf.inference.loading
+    monkeypatch.setattr(loading, "has_bfloat16", lambda: has_bfloat16)
     model = load_model(tiny_folder, "cpu", "fastest")
     assert model.dtype == (torch.bfloat16 if has_bfloat16 else torch.float32)
+    monkeypatch.setattr(loading, "LEAST_WIDTH", model.config.d_model + 1)
+    assert load_model(tiny_folder, "cpu", "fastest").dtype == torch.float32

@@ -129,7 +129,8 @@ class Translator:
                 holds the target's tokenizer if it has its own.
             device (`str` or `torch.device`, *optional*): Defaults to CUDA if available, else the CPU.
             dtype (`torch.dtype` or `str`, *optional*): Data type of the weights; defaults to the saved one. `"fastest"`
-                is bfloat16 where the processor or GPU has instructions for it, else float32.
+                is bfloat16 where the processor or GPU has instructions for it and the model is at least 128 wide, else
+                float32.
             check (`bool`, *optional*, defaults to `True`): Whether to check weights and tokenizers.
             trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code in the model's files may run.
             quantization (`str`, *optional*): `"int8"`: dynamic quantization of linear layers, on the CPU
