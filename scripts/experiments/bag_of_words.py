@@ -144,7 +144,7 @@ def encoded(
     translator: Translator, pairs: Sequence[SentencePair], name: str
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """Return the vectors of a set's sources, and the words of its translations."""
-    targets = words_of(translator, (translator.encode_target(pair.target) for pair in pairs))
+    targets = words_of(translator, (translator.encode_target(pair.target).ids for pair in pairs))
     for number, words in enumerate(targets, start=1):
         if not len(words):
             raise SystemExit(f"Pair {number} of the {name} set: the translation has no word of the model's vocabulary")

@@ -187,7 +187,7 @@ def digest_of(translator: Translator, sentences: Sequence[str]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     for sentence in sentences:
-        digest.update(json.dumps(translator.encode_source(sentence)).encode())
+        digest.update(json.dumps(translator.encode_source(sentence).ids).encode())
     return digest.hexdigest()[:32]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -71,18 +71,6 @@ def ids_of_texts(
     backend.no_padding()
     backend.encode_special_tokens = True
     return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)]
-
-
-def truncated(ids: list[int], limit: int, controls: Collection[int | None]) -> list[int]:
-    """Truncate token ids to `limit`, and keep the control tokens at the end."""
-    if len(ids) <= limit:
-        return ids
-    end = len(ids)
-    while end > len(ids) - limit and ids[end - 1] in controls:
-        end -= 1
-    kept = [*range(limit - (len(ids) - end)), *range(end, len(ids))]
-    select = getattr(ids, "select", None)  # of tokens with a tree
-    return [ids[position] for position in kept] if select is None else select(kept)
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:

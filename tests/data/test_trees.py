@@ -24,8 +24,7 @@ from recnmt_hf.data import (
     tree_inputs,
 )
 from recnmt_hf.data.corpora import load_test_set
-from recnmt_hf.data.records import Sentence
-from recnmt_hf.data.tree_inputs import TreeTokens
+from recnmt_hf.data.records import Sentence, Tokens, TokenTree
 from recnmt_hf.data.trees import attach_trees
 
 
@@ -347,21 +346,34 @@ def pieces():
 
 def test_pieces_of_words(pieces):
     tokens = TreeEncoder(pieces, RELATIONS)([SENTENCE])[0]
-    assert pieces.convert_ids_to_tokens(tokens) == ["▁the", "▁", "d", "o", "g", "s", "▁", "s", "i", "n", "g", "</s>"]
-    assert tokens.heads == [1, 6, 1, 1, 1, 1, -1, 6, 6, 6, 6, -1]
-    assert tokens.relations == [2, 1, 3, 3, 3, 3, 0, 3, 3, 3, 3, 0]
+    assert pieces.convert_ids_to_tokens(tokens.ids) == [
+        "▁the",
+        "▁",
+        "d",
+        "o",
+        "g",
+        "s",
+        "▁",
+        "s",
+        "i",
+        "n",
+        "g",
+        "</s>",
+    ]
+    assert tokens.tree.heads == [1, 6, 1, 1, 1, 1, -1, 6, 6, 6, 6, -1]
+    assert tokens.tree.relations == [2, 1, 3, 3, 3, 3, 0, 3, 3, 3, 3, 0]
     tokens = TreeEncoder(pieces, RELATIONS, subwords="all_pieces")([SENTENCE])[0]
-    assert tokens.heads == [1, 6, 6, 6, 6, 6, -1, -1, -1, -1, -1, -1]
-    assert tokens.relations == [2, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
+    assert tokens.tree.heads == [1, 6, 6, 6, 6, 6, -1, -1, -1, -1, -1, -1]
+    assert tokens.tree.relations == [2, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
     # The end of the sentence as the head of the root, whose relation is unknown.
     tokens = TreeEncoder(pieces, RELATIONS, root="token")([SENTENCE])[0]
-    assert tokens.heads == [1, 6, 1, 1, 1, 1, 11, 6, 6, 6, 6, -1]
-    assert tokens.relations[6] == 0
+    assert tokens.tree.heads == [1, 6, 1, 1, 1, 1, 11, 6, 6, 6, 6, -1]
+    assert tokens.tree.relations[6] == 0
 
 
 def test_subtypes_of_relations(pieces):
     relations = Relations(("<unk>", "nsubj", "nsubj:x", "<piece>"), subtypes=True)
-    assert TreeEncoder(pieces, relations)([SENTENCE])[0].relations[:2] == [0, 2]
+    assert TreeEncoder(pieces, relations)([SENTENCE])[0].tree.relations[:2] == [0, 2]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word", "space"])
@@ -369,9 +381,9 @@ def test_ids_are_those_of_the_text(kind):
     sentence = ParsedSentence(["Isn't", "</s>", "10 000", "\u200b", "A-b."], [0, 1, 1, 1, 4], ["x"] * 5)
     tokenizer = train_tokenizer(["Isn't it 10 000 </s> A-b ."], kind, 60)
     tokens = TreeEncoder(tokenizer, RELATIONS)([sentence])[0]
-    assert list(tokens) == tokenizer(str(sentence))["input_ids"]
+    assert tokens.ids == tokenizer(str(sentence))["input_ids"]
     # The fourth word has no tokens, so the fifth has no head.
-    assert tokens.heads[-1] == -1 and len(tokens.heads) == len(tokens.relations) == len(tokens)
+    assert tokens.tree.heads[-1] == -1 and len(tokens.tree.heads) == len(tokens.tree.relations) == len(tokens)
 
 
 def test_control_tokens_have_no_edges(pieces):
@@ -380,16 +392,16 @@ def test_control_tokens_have_no_edges(pieces):
         single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
     tokens = TreeEncoder(tagged, RELATIONS)([SENTENCE])[0]
-    assert tokens.heads == [-1, 2, 7, 2, 2, 2, 2, -1, 7, 7, 7, 7, -1]
-    assert tokens.relations[0] == tokens.relations[-1] == 0
+    assert tokens.tree.heads == [-1, 2, 7, 2, 2, 2, 2, -1, 7, 7, 7, 7, -1]
+    assert tokens.tree.relations[0] == tokens.tree.relations[-1] == 0
 
 
 def test_truncation_removes_edges_to_removed_words(pieces):
     tokens = TreeEncoder(pieces, RELATIONS)([SENTENCE])[0]
-    short = tokens.select([0, 1, 2, 11])
-    assert list(short) == [tokens[0], tokens[1], tokens[2], tokens[11]]
-    assert short.heads == [1, -1, 1, -1] and short.relations == [2, 0, 3, 0]
-    assert tokens.heads[1] == 6
+    short = tokens.truncated(4, {2})
+    assert short.ids == [*tokens.ids[:3], tokens.ids[11]]
+    assert short.tree == TokenTree([1, -1, 1, -1], [2, 0, 3, 0])
+    assert tokens.tree.heads[1] == 6
 
 
 def test_slow_tokenizers_are_rejected():
@@ -418,7 +430,7 @@ def test_prepared_columns(files, pieces, keep_text):
         assert ids == pieces(str(sentence))["input_ids"] and record["source_length"] == len(ids) == len(heads)
         if isinstance(sentence, ParsedSentence):
             (expected,) = trees([sentence])
-            assert (heads, record["dependency_relations"]) == (expected.heads, expected.relations)
+            assert (heads, record["dependency_relations"]) == (expected.tree.heads, expected.tree.relations)
         else:
             assert heads == [-1] * len(ids) and record["dependency_relations"] == [0] * len(ids)
         assert ("source_heads" in record) == ("source" in record) == keep_text
@@ -464,6 +476,10 @@ def test_padding(pieces, side):
     assert set(plain) == {"input_ids", "attention_mask", "labels"}
 
 
-def test_tokens_with_trees_are_lists(pieces):
-    tokens = TreeEncoder(pieces, RELATIONS)([SENTENCE])[0]
-    assert isinstance(tokens, TreeTokens) and tokens == list(tokens) and TreeEncoder(pieces, RELATIONS)([]) == []
+def test_no_sentences_have_no_tokens(pieces):
+    assert TreeEncoder(pieces, RELATIONS)([]) == []
+
+
+def test_truncation_keeps_the_control_tokens_at_the_end():
+    tokens = Tokens([5, 6, 7, 2])
+    assert tokens.truncated(4, {2}) is tokens and tokens.truncated(2, {2}) == Tokens([5, 2])

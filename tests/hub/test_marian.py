@@ -171,8 +171,8 @@ def test_marian_translates_control_tokens_as_text(tmp_path):
     tokenizer = ByT5Tokenizer()
     translator = recnmt_hf.Translator(recnmt_hf.from_marian(MarianMTModel(MarianConfig(**config))), tokenizer)
     assert tokenizer("a</s>b")["input_ids"].count(1) == 2
-    assert translator.encode_source("a</s>b").count(1) == translator.encode_target("<pad></s>").count(1) == 1
-    assert 0 not in translator.encode_target("<pad></s>")
+    assert translator.encode_source("a</s>b").ids.count(1) == translator.encode_target("<pad></s>").ids.count(1) == 1
+    assert 0 not in translator.encode_target("<pad></s>").ids
     assert translator.score(["a</s>"], ["<pad>"])[0].log_prob < 0
 
 
@@ -286,7 +286,7 @@ def test_an_untied_model_has_two_tables_of_one_vocabulary(corpus, tmp_path):
     options = {"num_beams": 3, "length_penalty_type": "hf", "bad_words_ids": [[marian.config.pad_token_id]]}
     found = translator(texts, max_new_tokens=9, length_penalty=1.0, **options)
     assert [each.text for each in found] == [text.strip() for text in decoded]
-    assert translator.encode_target("ein Hund") == tokenizer(text_target="ein Hund")["input_ids"]
+    assert translator.encode_target("ein Hund").ids == tokenizer(text_target="ein Hund")["input_ids"]
     assert (tmp_path / "own" / "target_tokenizer").is_dir()  # which the card loads
 
 

@@ -31,6 +31,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.commands.main import main
+from recnmt_hf.data.records import Tokens
 from recnmt_hf.hub.marian_binary import read_marian_file
 from recnmt_hf.hub.marian_files import export_marian_file, import_marian_file
 
@@ -124,7 +125,7 @@ def test_log_probabilities_and_greedy_translations_are_marians(imported, corpus)
     folder, _, _, models, settings, arrays = imported
     reference, pairs = MarianModel(settings, arrays), [pair[:2] for pair in corpus["test"][:4]]
     translator = recnmt_hf.Translator.from_pretrained(folder)
-    assert [translator.encode_source(source) for source, _ in pairs] == [tokens(models, pair)[0] for pair in pairs]
+    assert [translator.encode_source(source).ids for source, _ in pairs] == [tokens(models, pair)[0] for pair in pairs]
     scores = translator.score(*zip(*pairs, strict=True))
     for pair, score in zip(pairs, scores, strict=True):
         expected = reference.log_probs(*tokens(models, pair)).sum()
@@ -158,7 +159,7 @@ def test_cross_attention_of_the_recorded_head(imported, corpus):
     translator = recnmt_hf.Translator.from_pretrained(folder)
     layer, head = translator.model.config.alignment_head
     _, attentions = MarianModel(settings, arrays)(source, target)
-    (found,) = translator.attention([source], [target], layer, head, 4096)
+    (found,) = translator.attention([Tokens(source)], [Tokens(target)], layer, head, 4096)
     np.testing.assert_allclose(found, attentions[layer][head], atol=1e-5)
 
 

@@ -81,7 +81,7 @@ def test_equal_to_the_slow_reference(members, chosen, corpus):
     members = [members[number] for number in chosen]
     ensemble = ensemble_of(members)
     sentences = [pair.en for pair in corpus["test"][:2]]
-    sources = [ensemble.encode_source(sentence) for sentence in sentences]
+    sources = [ensemble.encode_source(sentence).ids for sentence in sentences]
     most = 7
     plain = {"length_penalty_type": "hf", "length_penalty": 1.0, "max_new_tokens": most}
     (end,) = ensemble.end_ids()

@@ -22,6 +22,7 @@ from recnmt_hf.analysis.recurrent_positions import inspect_positions, recurrent_
 from recnmt_hf.analysis.relations import inspect_relations, relation_scores
 from recnmt_hf.analysis.sentences import run_encoder, run_pair
 from recnmt_hf.analysis.syntactic_distance import inspect_tree, syntactic_distances
+from recnmt_hf.data.records import Tokens
 from recnmt_hf.data.text import SentencePair
 from recnmt_hf.inference.backends.ensemble import EnsembleBackend
 from recnmt_hf.inference.backends.onnx_model import OnnxBackend
@@ -54,12 +55,14 @@ ENTRIES = {
     ),
     "Translator.search_tokens": (
         "gret",
-        lambda t: t.search_tokens(ids(t)[0], [[], []], DecodingOptions(beams=2, max_length_extra=2)),
+        lambda t: t.search_tokens(ids(t)[0], [Tokens()] * 2, DecodingOptions(beams=2, max_length_extra=2)),
     ),
     "Translator.read_result": (
         "nmt_transformer",
         lambda t: t.read_result(
-            SearchRequest(ids(t)[0], [[], []], [9, 9], DecodingOptions()), SearchResult(ids(t)[1]), scores=True
+            SearchRequest(ids(t)[0], [Tokens()] * 2, [9, 9], DecodingOptions()),
+            SearchResult([tokens.ids for tokens in ids(t)[1]]),
+            scores=True,
         ),
     ),
     "Translator.make_hypotheses": (

@@ -17,6 +17,7 @@ import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.alignments import AlignedSide
 from recnmt_hf.data.languages import find_code, nearest_codes
+from recnmt_hf.data.records import Tokens
 from recnmt_hf.data.sharded import ShardedDataset
 from recnmt_hf.data.sharding import ShardSettings, prepare_shards
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
@@ -250,8 +251,8 @@ def test_a_thousand_words(zoo, name):
         settings = DecodingOptions(on_long=on_long, max_source_length=60, **languages)
         prepared = translator.prepare(text, settings)
         assert all(len(piece) <= 60 for piece in prepared.pieces)
-        ends = [piece[-2:] for piece in prepared.pieces]
-        last = translator.encode_source("We sleep.", prepared.direction)[-2:]
+        ends = [piece.ids[-2:] for piece in prepared.pieces]
+        last = translator.encode_source("We sleep.", prepared.direction).ids[-2:]
         assert all(end[-1] == last[-1] for end in ends)
         if name in ("mbart", "nllb_legacy"):
             assert all(end == last for end in ends), "the language stays behind the end token"
@@ -263,7 +264,7 @@ def test_a_thousand_words(zoo, name):
 def test_alignments(zoo, sentences, name, tmp_path):
     translator, options = zoo[name], {"beams": 2, "max_new_tokens": 6, **named(name)}
     (one,) = translator(sentences[:1], alignments=True, **options)
-    source = translator.encode_source(sentences[0], translator.direction(DecodingOptions(**by_field(name))))
+    source = translator.encode_source(sentences[0], translator.direction(DecodingOptions(**by_field(name)))).ids
     controls = translator.control_ids[0]
     best = one.hypotheses[0]
     assert best.alignment is not None
@@ -477,7 +478,7 @@ def test_tags_of_ones_own_tokenizer(tokenizer, sentences):
     (found,) = translator(sentences[:1], target_lang="fr", max_new_tokens=4)
     ids = tagged(f">>fr<< {sentences[0]}", split_special_tokens=False)["input_ids"]
     tokens = translator.model.generate(torch.tensor([ids]), num_beams=4, max_new_tokens=4)[0, 1:].tolist()
-    assert translator.prepare(sentences[0], DecodingOptions(target_lang="fr")).pieces == [ids]
+    assert translator.prepare(sentences[0], DecodingOptions(target_lang="fr")).pieces == [Tokens(ids)]
     assert tokens[:1] == found.hypotheses[0].tokens[:1]
 
 
@@ -572,8 +573,8 @@ def test_training_begins_with_the_tokens_of_translations(zoo, sentences, name, i
     batch = next(iter(trainer.get_eval_dataloader()))
     translator = Translator(model, tokenizer)
     direction = translator.direction(DecodingOptions(source_lang=source, target_lang=target))
-    assert batch["input_ids"][0].tolist() == translator.encode_source(sentences[0], direction)
-    ids = translator.encode_target(sentences[1], direction)
+    assert batch["input_ids"][0].tolist() == translator.encode_source(sentences[0], direction).ids
+    ids = translator.encode_target(sentences[1], direction).ids
     assert batch["labels"][0, : len(ids)].tolist() == ids
     if not is_own:
         start = start_id(model) if direction.start is None else direction.start
@@ -599,8 +600,8 @@ def test_a_tokenizer_that_adds_no_end(zoo, tokenizer, sentences):
     bare = transformers.PreTrainedTokenizerFast.from_pretrained(zoo.own)
     bare.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
     translator = Translator(zoo["own"].model, bare, check=False)
-    assert translator.encode_source("We sleep.") == zoo["own"].encode_source("We sleep.")[:-1]
-    assert translator.encode_target("We sleep.") == zoo["own"].encode_target("We sleep.")
+    assert translator.encode_source("We sleep.").ids == zoo["own"].encode_source("We sleep.").ids[:-1]
+    assert translator.encode_target("We sleep.").ids == zoo["own"].encode_target("We sleep.").ids
     (found,) = translator(sentences[:1], max_new_tokens=4)
     assert translator.score(sentences[:1], [found.hypotheses[0].tokens])[0].score == pytest.approx(
         found.score, abs=1e-4

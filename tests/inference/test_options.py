@@ -10,6 +10,7 @@ import torch
 from option_tables import option_table
 from user_errors import rejects
 
+from recnmt_hf.data.records import Tokens
 from recnmt_hf.inference import DecodingOptions, PrefixPerSentence, Translator
 from recnmt_hf.inference.options import convert_option_names, decoding_options, names_of_generate, rejected_settings
 
@@ -54,14 +55,14 @@ def test_blocked_ngrams_and_penalties(translator, sentences):
 
 
 def test_allowed_tokens_of_python(translator, sentences):
-    allowed = translator.encode_target("Der Hund schläft .")
+    allowed = translator.encode_target("Der Hund schläft .").ids
     found = translator(sentences, beams=2, generate={"prefix_allowed_tokens_fn": lambda row, ids: allowed})
     assert {token for each in found for token in each.hypotheses[0].tokens} <= set(allowed)
 
 
 def test_functions_get_the_number_of_the_sentence(translator, sentences):
     """Batches are sorted by length, and a text of two sentences is translated in parts."""
-    some, every = translator.encode_target("Der Hund"), list(range(len(translator.target_tokenizer)))
+    some, every = translator.encode_target("Der Hund").ids, list(range(len(translator.target_tokenizer)))
     texts = ["A dog .", f"{sentences[0]} {sentences[1]}", "A dog that sees the cat sleeps ."]
 
     def allowed(number, ids):
@@ -97,27 +98,27 @@ def test_scores_do_not_change_which_translation_is_best(translator, sentences, m
     A search counts penalties such as `repetition_penalty`, which the reported log-probabilities leave out. The model's
     own generation_config may have some, too.
     """
-    source, tokens = translator.encode_source(sentences[0]), [[5, 6, 2], [7, 2], [8, 9, 10, 2]]
+    source, tokens = translator.encode_source(sentences[0]), [Tokens([5, 6, 2]), Tokens([7, 2]), Tokens([8, 9, 10, 2])]
     scores = translator.score_tokens([source] * 3, tokens, 1000)
     for log_probs in ([-1.0, -9.0, -2.0], [-9.0, -1.0, -99.0]):
         (found,) = translator.make_hypotheses([source], tokens, DecodingOptions(length_penalty=0), True, log_probs)
         order = sorted(range(3), key=lambda i: -log_probs[i])
-        assert [one.tokens for one in found] == [tokens[i] for i in order]
+        assert [one.tokens for one in found] == [tokens[i].ids for i in order]
         assert [one.log_prob for one in found] == pytest.approx([sum(scores[i]) for i in order])
     by_score = sorted(tokens, key=lambda row: -sum(scores[tokens.index(row)]))
     for generate, expected in ({}, by_score), ({"repetition_penalty": 2.0}, tokens), ({"do_sample": True}, by_score):
         options = DecodingOptions(beams=1, length_penalty=0, generate=generate)
         (found,) = translator.make_hypotheses([source], tokens, options, True)
-        assert [one.tokens for one in found] == expected
+        assert [one.tokens for one in found] == [row.ids for row in expected]
     assert by_score != tokens
     monkeypatch.setattr(translator.model.generation_config, "repetition_penalty", 2.0)
     (found,) = translator.make_hypotheses([source], tokens, DecodingOptions(length_penalty=0), True)
-    assert [one.tokens for one in found] == tokens
+    assert [one.tokens for one in found] == [row.ids for row in tokens]
 
 
 @pytest.mark.parametrize("where", ["options", "generation_config"])
 def test_a_forced_first_word_is_part_of_the_text(translator, sentences, where, monkeypatch):
-    word = translator.encode_target("Hund")[0]
+    word = translator.encode_target("Hund").ids[0]
     settings = {"generate": {"forced_bos_token_id": word}} if where == "options" else {}
     if where == "generation_config":
         monkeypatch.setattr(translator.model.generation_config, "forced_bos_token_id", word)
@@ -224,7 +225,7 @@ def test_translations_begin_with_their_prefix(translator, sentences, options):
     found = translator(sentences, prefixes, max_length_extra=8, seed=1 if "generate" in options else None, **options)
     for each, prefix in zip(found, prefixes, strict=True):
         assert each.text.startswith(prefix)
-        tokens = translator.encode_target(prefix)[:-1]
+        tokens = translator.encode_target(prefix).ids[:-1]
         assert each.hypotheses[0].tokens[: len(tokens)] == tokens
     if "generate" not in options:
         alone = [
@@ -241,7 +242,7 @@ def test_greedy_search_continues_a_prefix(translator, sentences):
     (free,) = translator(sentences[:1], beams=1, max_length_extra=10)
     tokens = free.hypotheses[0].tokens
     prefix = translator.target_tokenizer.decode(tokens[:4])
-    if translator.encode_target(prefix)[:-1] == tokens[:4]:
+    if translator.encode_target(prefix).ids[:-1] == tokens[:4]:
         assert translator(sentences[0], prefix, beams=1, max_length_extra=10)[0].text == free.text
     processor = PrefixPerSentence([[7, 8], []])
     scores = torch.randn(4, 10)

@@ -9,6 +9,7 @@ from ensembles import ensemble_of
 from user_errors import rejects
 
 from recnmt_hf.commands.main import main
+from recnmt_hf.data.records import Tokens
 from recnmt_hf.data.text import read_parallel
 from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, Translator, translation_warnings
 from recnmt_hf.inference.model_task import EVIDENCE, ModelTask, read_model_task
@@ -110,9 +111,9 @@ def test_alignments_have_positions_in_the_whole_text(translator, sentences):
     for each in translator(sentences, alignments=True, **OPTIONS):
         best = each.hypotheses[0]
         expected += [(i + len(source), j + len(tokens)) for i, j in best.alignment]
-        source += translator.encode_source(each.source)[:-1]
+        source += translator.encode_source(each.source).ids[:-1]
         tokens += best.tokens
-    assert found.hypotheses[0].tokens == tokens and source == translator.encode_source(text)[:-1]
+    assert found.hypotheses[0].tokens == tokens and source == translator.encode_source(text).ids[:-1]
     assert found.hypotheses[0].alignment == expected and len(expected) > 3
 
 
@@ -136,7 +137,9 @@ def test_a_long_sentence_of_a_text_is_rejected_or_split(translator, sentences):
 def test_line_breaks_of_parts_without_a_token_are_kept(translator, sentences, monkeypatch):
     text = f"{sentences[0]}\n\u200b\n{sentences[1]}"
     encode = translator.encode_source
-    monkeypatch.setattr(translator, "encode_source", lambda text, *_, **__: [2] if text == "\u200b" else encode(text))
+    monkeypatch.setattr(
+        translator, "encode_source", lambda text, *_, **__: Tokens([2]) if str(text) == "\u200b" else encode(text)
+    )
     prepared = translator.prepare(text, DecodingOptions())
     assert prepared.separators == ["", "\n\n"] and len(prepared.pieces) == 2
 

@@ -8,6 +8,7 @@ import torch
 from user_errors import rejects
 
 import recnmt_hf
+from recnmt_hf.data.records import Tokens
 from recnmt_hf.inference.shortlist import Shortlist, output_weight, write_shortlist
 
 
@@ -65,13 +66,13 @@ def test_translations_have_only_the_tokens_of_the_list(translator, every_token, 
         "".join(f"{token} {source} 0.1\n" for token in allowed for source in translator.tokenizer.get_vocab())
     )
     options = {**SETTINGS, **settings, "shortlist": str(path), "shortlist_first": 0, "shortlist_best": 10**6}
-    copies = {id for one in sentences for id in translator.encode_source(one)}
+    copies = {id for one in sentences for id in translator.encode_source(one).ids}
     own = set(allowed.values()) | special
     own |= copies if vocabulary == translator.tokenizer.get_vocab() else set()
     for one in translator(sentences, **options):
         assert set(one.hypotheses[0].tokens) <= own
         assert one.score == pytest.approx(translator.score([one.source], [one.hypotheses[0].tokens])[0].score, abs=1e-4)
-    prefix = next(pair for pair in ("Der Hund", "Die", "Wir") if not set(translator.encode_target(pair)) <= own)
+    prefix = next(pair for pair in ("Der Hund", "Die", "Wir") if not set(translator.encode_target(pair).ids) <= own)
     assert all(one.text.startswith(prefix) for one in translator(sentences, [prefix] * 8, **options))
 
 
@@ -86,9 +87,9 @@ def test_a_changed_file_is_read_again(translator, every_token, sentences, tmp_pa
 
 def test_the_likeliest_translations_of_a_batch(translator):
     shortlist = Shortlist({5: [9, 7], 6: [8]}, always=[0, 2])
-    assert shortlist.tokens([[5, 3], [3, 4]]) == [0, 2, 7, 9]
-    assert shortlist.tokens([[6], [5]], further=[[], [11]]) == [0, 2, 7, 8, 9, 11]
-    assert Shortlist({5: [9]}, [0], copies=True).tokens([[5, 6]]) == [0, 5, 6, 9]
+    assert shortlist.tokens([Tokens([5, 3]), Tokens([3, 4])]) == [0, 2, 7, 9]
+    assert shortlist.tokens([Tokens([6]), Tokens([5])], further=[Tokens(), Tokens([11])]) == [0, 2, 7, 8, 9, 11]
+    assert Shortlist({5: [9]}, [0], copies=True).tokens([Tokens([5, 6])]) == [0, 5, 6, 9]
 
 
 def test_files_of_marian(translator, tmp_path, caplog):
@@ -134,7 +135,7 @@ def test_a_list_made_by_the_attention(translator, corpus, tmp_path, monkeypatch)
     control = {*translator.tokenizer.all_special_tokens, *translator.target_tokenizer.all_special_tokens}
     assert not control & {token for row in rows for token in row[:2]}
     reached = {id for each in shortlist.translations.values() for id in each}
-    used = {id for one in targets for id in translator.encode_target(one)} - translator.control_ids[1]
+    used = {id for one in targets for id in translator.encode_target(one).ids} - translator.control_ids[1]
     assert reached <= used - translator.end_ids()
 
 

@@ -117,7 +117,7 @@ def test_tags_of_any_form_stand_before_every_sentence(random_translator):
     de, x, bt = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<de>", ">>x<<", "<bt>"))
     assert len(translator.prepare("<de> The dog.\n\u200b\nThe cat.", DecodingOptions()).pieces) == 2
     first, second = translator.prepare("<num> dogs sleep. The cat sees a bird.", DecodingOptions()).pieces
-    assert first == translator.encode_source("<num> dogs sleep.") and second[0] not in (first[0], de)
+    assert first == translator.encode_source("<num> dogs sleep.") and second.ids[0] not in (first.ids[0], de)
     for text, expected in (
         ("<de> The dog sleeps. The cat sees <bt> a bird.", [de]),
         (" <bt><de>The dog sleeps. The cat sees a bird.", [bt, de]),
@@ -127,4 +127,4 @@ def test_tags_of_any_form_stand_before_every_sentence(random_translator):
         pieces = translator.prepare(text, DecodingOptions()).pieces
         assert len(pieces) == 2
         for piece in pieces:
-            assert piece[: len(expected)] == expected and piece[len(expected)] not in (de, x, bt)
+            assert piece.ids[: len(expected)] == expected and piece.ids[len(expected)] not in (de, x, bt)

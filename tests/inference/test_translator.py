@@ -15,12 +15,13 @@ from ensembles import ensemble_of
 from user_errors import rejects
 
 import recnmt_hf
+from recnmt_hf.data.records import Tokens
 from recnmt_hf.errors import MissingFileError, UserError
 from recnmt_hf.inference import DecodingOptions, Hypothesis, Translator, loading, translation_warnings
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.backends.ensemble import EnsembleBackend
 from recnmt_hf.inference.backends.torch_model import can_drop_finished
-from recnmt_hf.inference.batching import TargetTokens, batches_by_tokens, pad_rows
+from recnmt_hf.inference.batching import batches_by_tokens, pad_rows
 from recnmt_hf.inference.translation_warnings import TranslationWarnings
 
 
@@ -58,12 +59,12 @@ def test_batches_have_similar_lengths_and_limited_tokens(lengths, most, batches)
 
 @pytest.mark.parametrize("start", [0, 1, 7])
 def test_the_decoder_may_start_with_any_token(translator, sentences, start):
-    tokens = translator.target_ids(sentences[1], "The target")
-    source = torch.tensor([translator.encode_source(sentences[0])])
+    tokens = translator.target_ids(sentences[1], "The target").ids
+    source = torch.tensor([translator.encode_source(sentences[0]).ids])
     logits = translator.model(source, decoder_input_ids=torch.tensor([[start, *tokens[:-1]]])).logits[0]
     expected = logits.log_softmax(-1)[range(len(tokens)), tokens]
-    (score,) = translator.score(sentences[:1], [TargetTokens(tokens, start)])
-    torch.testing.assert_close(torch.tensor(score.token_log_probs, dtype=torch.double), expected)
+    (scores,) = translator.score_tokens([Tokens(source[0].tolist())], [Tokens(tokens, start=start)])
+    torch.testing.assert_close(torch.tensor(scores, dtype=torch.double), expected)
 
 
 def test_unknown_tokens_are_counted(monkeypatch):
@@ -71,11 +72,11 @@ def test_unknown_tokens_are_counted(monkeypatch):
     monkeypatch.setattr(translation_warnings.logger, "warning_once", warnings.append)
     tokenizer = type("Tokenizer", (), {"unk_token_id": 3})()
     few, many = TranslationWarnings(tokenizer), TranslationWarnings(tokenizer)
-    few.count_tokens([[3] + [4] * 49, [5] * 50])
+    few.count_tokens([Tokens([3] + [4] * 49), Tokens([5] * 50)])
     few.log()
     TranslationWarnings(tokenizer).log()
     assert not warnings
-    many.count_tokens([[3, 3, 4], [3, 5, 6, 7, 8]])
+    many.count_tokens([Tokens([3, 3, 4]), Tokens([3, 5, 6, 7, 8])])
     many.log()
     assert len(warnings) == 1 and warnings[0].startswith("37.5% of the source tokens are unknown to the tokenizer")
 
@@ -97,7 +98,7 @@ def test_penalty_orders_the_hypotheses(translator, sentences, kind):
 
 def test_penalty_is_applied_within_the_search(translator, sentences):
     """generate's own sequence scores are those of the Translator under both penalties."""
-    source = torch.tensor([translator.encode_source(sentences[0])])
+    source = torch.tensor([translator.encode_source(sentences[0]).ids])
     for kind, alpha in (("vaswani", 0.9), ("hf", 0.9)):
         options = DecodingOptions(beams=4, length_penalty_type=kind, length_penalty=alpha, max_length_extra=5)
         best = next(translator.translate([sentences[0]], options)).hypotheses[0]
@@ -131,8 +132,8 @@ def test_scores_by_one_sentence_at_a_time(translator, corpus):
     together = translator.score([p.en for p in pairs], [p.de for p in pairs])
     for pair, score in zip(pairs, together, strict=True):
         assert translator.score([pair.en], [pair.de])[0].log_prob == pytest.approx(score.log_prob, abs=1e-9)
-        labels = torch.tensor([translator.encode_target(pair.de)])
-        loss = translator.model(torch.tensor([translator.encode_source(pair.en)]), labels=labels).loss
+        labels = torch.tensor([translator.encode_target(pair.de).ids])
+        loss = translator.model(torch.tensor([translator.encode_source(pair.en).ids]), labels=labels).loss
         assert score.log_prob == pytest.approx(-loss.item() * labels.shape[1], rel=1e-9)
     with rejects("pair.counts_differ", "translations"):
         translator.score(["a", "b"], ["c"])
@@ -161,13 +162,13 @@ def test_batches_of_scores_and_alignments_are_bounded(translator, sentences):
     try:
         scored = translator.score(sentences, [[7, 2]] * len(sentences), max_tokens=40)
         sources = [translator.encode_source(sentence) for sentence in sentences]
-        links = translator.align_tokens(sources, [[7, 2]] * len(sentences), max_tokens=40)
+        links = translator.align_tokens(sources, [Tokens([7, 2])] * len(sentences), max_tokens=40)
     finally:
         hook.remove()
     assert len(read) > 4 and max(read) <= 40
     together = translator.score(sentences, [[7, 2]] * len(sentences))
     assert [each.log_prob for each in scored] == pytest.approx([each.log_prob for each in together], abs=1e-9)
-    assert links == translator.align_tokens(sources, [[7, 2]] * len(sentences))
+    assert links == translator.align_tokens(sources, [Tokens([7, 2])] * len(sentences))
 
 
 def test_scores_and_alignments_never_hold_the_logits_of_a_batch(any_family, corpus, monkeypatch):
@@ -198,7 +199,7 @@ def test_scores_and_alignments_never_hold_the_logits_of_a_batch(any_family, corp
 @pytest.mark.parametrize("start", [None, 7])
 def test_scoring_uses_the_start_token_of_generation(translator, sentences, monkeypatch, start):
     monkeypatch.setattr(translator.model.generation_config, "decoder_start_token_id", start)
-    source, target = torch.tensor([translator.encode_source(sentences[0])]), [8, 9, 2]
+    source, target = torch.tensor([translator.encode_source(sentences[0]).ids]), [8, 9, 2]
     first = translator.model.config.decoder_start_token_id if start is None else start
     logits = translator.model(source, decoder_input_ids=torch.tensor([[first, 8, 9]])).logits
     expected = logits.log_softmax(-1)[0, range(3), target].sum().item()
@@ -210,7 +211,7 @@ def test_ids_are_padded_on_the_models_device(tokenizer):
         model = recnmt_hf.NMTTransformerForConditionalGeneration(
             recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
         )
-    ids, mask = Translator(model, tokenizer, check=False).backend.source_inputs([[5, 2], [2]]).values()
+    ids, mask = Translator(model, tokenizer, check=False).backend.source_inputs([Tokens([5, 2]), Tokens([2])]).values()
     assert (ids.device.type, mask.device.type) == ("meta", "meta") and ids.shape == mask.shape == (2, 2)
     ids, mask = pad_rows([[5, 2], [7]], 9, "cpu")
     assert ids.tolist() == [[5, 2], [7, 9]] and mask.tolist() == [[1, 1], [1, 0]]
@@ -252,12 +253,12 @@ def test_long_sentences_are_rejected_or_split(translator, sentences):
 
     pieces = pieces_of(long, limit)
     assert all(len(piece) <= limit for piece in pieces)
-    joined = " ".join(translator.tokenizer.decode(piece, skip_special_tokens=True) for piece in pieces)
+    joined = " ".join(translator.tokenizer.decode(piece.ids, skip_special_tokens=True) for piece in pieces)
     assert joined == long, "nothing is cut"
     assert len(pieces_of("x" * 400, 20)) > 1
     numbers = " ".join(["It cost 1,000,000.50 at 12:30, see http://a.b/c."] * 4)
     pieces = pieces_of(numbers, len(translator.encode_source(numbers)) // 3)
-    texts = [translator.tokenizer.decode(piece, skip_special_tokens=False) for piece in pieces]
+    texts = [translator.tokenizer.decode(piece.ids, skip_special_tokens=False) for piece in pieces]
     assert len(texts) > 2 and all(text.count("http") == text.count("see") for text in texts if "http" in text)
     beyond = " ".join(sentences * 20)
     with rejects("sentence.too_long", "Sentence 1"):
@@ -305,7 +306,7 @@ def test_control_tokens_in_a_text_are_text(translator, literal):
     assert {0, 1, 2, 3} & set(taking(literal)["input_ids"][:-1])
     other = Translator(translator.model, taking)
     for encode in (other.encode_source, other.encode_target):
-        assert encode(literal)[-1] == 2 and {0, 1, 2}.isdisjoint(encode(literal)[:-1])
+        assert encode(literal).ids[-1] == 2 and {0, 1, 2}.isdisjoint(encode(literal).ids[:-1])
     assert other.score([literal], [literal])[0].log_prob == translator.score([literal], [literal])[0].log_prob
 
 
@@ -327,7 +328,9 @@ def test_a_source_without_tokens(translator, monkeypatch):
     assert not translator.is_empty_source("x") and translator.is_empty_source("\u200b")
     monkeypatch.setattr(translator, "control_ids", (translator.control_ids[0] | {9}, translator.control_ids[1]))
     for nothing in ([2], [9, 2]):
-        monkeypatch.setattr(translator, "encode_source", lambda sentence, direction=None, nothing=nothing: nothing)
+        monkeypatch.setattr(
+            translator, "encode_source", lambda sentence, direction=None, nothing=nothing: Tokens(nothing)
+        )
         assert translator(["x"])[0].text == "" and translator.is_empty_source("x")
         with rejects("pair.empty", "Pair 1: source"):
             translator.score(["x"], ["a"])
@@ -355,7 +358,9 @@ def test_a_source_without_tokens(translator, monkeypatch):
 def test_parts_are_joined_as_the_target_is_written(translator, monkeypatch, source, parts, joined):
     """The translations are those of the two halves of a source."""
     answers = iter(parts)
-    monkeypatch.setattr(translator, "encode_source", lambda text, direction=None: [5] * (len(str(text)) + 1) + [2])
+    monkeypatch.setattr(
+        translator, "encode_source", lambda text, direction=None: Tokens([5] * (len(str(text)) + 1) + [2])
+    )
     monkeypatch.setattr(
         translator,
         "search_tokens",
@@ -711,18 +716,19 @@ def test_one_text_may_have_one_prefix(translator, sentences):
 
 def test_hypotheses_know_whether_they_ended(translator, sentences, monkeypatch):
     """Special tokens are not text; without scores, hypotheses are in the order of the tokens."""
-    end, (first, second) = 2, translator.encode_target("a b")[:2]
-    sources, options = [[5, 2], [6, 2]], DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77)
-    tokens = [[first, second], [first, end], [], [end]]
+    end, (first, second) = 2, translator.encode_target("a b").ids[:2]
+    sources, options = [Tokens([5, 2]), Tokens([6, 2])], DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77)
+    ids = [[first, second], [first, end], [], [end]]
+    tokens = [Tokens(row) for row in ids]
     found = translator.make_hypotheses(sources, tokens, options, scores=False)
     assert [[each.finished for each in row] for row in found] == [[False, True], [False, True]]
-    assert [[each.tokens for each in row] for row in found] == [tokens[:2], tokens[2:]]
+    assert [[each.tokens for each in row] for row in found] == [ids[:2], ids[2:]]
     assert all(each.score != each.score and each.alignment is None for row in found for each in row)
     assert found[0][1].text == translator.tokenizer.decode([first]).strip() and found[1][1].text == ""
     searched = translator.make_hypotheses(sources, tokens, options, False, [-4.0, -1.0, -3.0, -2.0])
     assert [each.log_prob for row in searched for each in row] == [-1.0, -4.0, -2.0, -3.0], "the best first"
     short = translator.make_hypotheses(
-        sources[:1], [[end]], DecodingOptions(beams=2, length_penalty=1.0), False, [-3.0]
+        sources[:1], [Tokens([end])], DecodingOptions(beams=2, length_penalty=1.0), False, [-3.0]
     )
     assert short[0][0].score == -3.0, "one token is one token"
     seen = []
@@ -734,7 +740,7 @@ def test_hypotheses_know_whether_they_ended(translator, sentences, monkeypatch):
     )
     options = DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77, alignments=True, alignment_layer=1)
     found = translator.make_hypotheses(sources, tokens, options, scores=True)
-    assert seen == [([[5, 2], [5, 2], [6, 2], [6, 2]], 77), (1, 77)]
+    assert seen == [([sources[0]] * 2 + [sources[1]] * 2, 77), (1, 77)]
     assert found[1][0].alignment == [(0, 0)] and found[1][0].log_prob == -1.0
 
 
@@ -751,13 +757,13 @@ def test_limits_of_lengths(translator):
 def test_long_sentences_may_be_truncated(translator, sentences):
     """The end token and the prefix are kept."""
     options = DecodingOptions(max_source_length=6, on_long="truncate")
-    whole = translator.encode_source(sentences[0])
+    whole = translator.encode_source(sentences[0]).ids
     prepared = translator.prepare(sentences[0], options, "Der Hund")
-    assert prepared.pieces == [[*whole[:5], whole[-1]]] and prepared.separators == [""] and len(whole) > 6
-    assert prepared.prefix == translator.encode_target("Der Hund")[:-1]
+    assert prepared.pieces == [Tokens([*whole[:5], whole[-1]])] and prepared.separators == [""] and len(whole) > 6
+    assert prepared.prefix == translator.encode_target("Der Hund").ids[:-1]
     assert translator.prefix_ids(" ", "The sentence") == []
     at_limit = translator.prepare(sentences[0], DecodingOptions(max_source_length=len(whole)))
-    assert at_limit.pieces == [whole] and at_limit.separators == [""]
+    assert at_limit.pieces == [Tokens(whole)] and at_limit.separators == [""]
 
 
 def test_prefixes_of_several_split_sentences(translator, sentences):

@@ -10,6 +10,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.data import ParsedSentence, Relations, TokenizerPair, TreeEncoder
+from recnmt_hf.data.records import Tokens
 from recnmt_hf.inference import DecodingOptions, Translator
 from recnmt_hf.inference.word_alignment import align_pairs
 from recnmt_hf.models import modeling_gcn_rnmt
@@ -68,9 +69,9 @@ def test_translations_are_those_of_generate(translator, sentences, beams):
     for sentence, translation in zip(sentences[:4], translator(sentences[:4], beams=beams, **OPTIONS), strict=True):
         (tokens,) = encoder([sentence])
         inputs = {
-            "input_ids": torch.tensor([tokens]),
-            "dependency_heads": torch.tensor([tokens.heads]),
-            "dependency_relations": torch.tensor([tokens.relations]),
+            "input_ids": torch.tensor([tokens.ids]),
+            "dependency_heads": torch.tensor([tokens.tree.heads]),
+            "dependency_relations": torch.tensor([tokens.tree.relations]),
         }
         settings = {"num_beams": beams, "max_length": 1 + len(tokens) + 4, "max_new_tokens": None}
         settings |= {"length_penalty": DecodingOptions(beams=beams).penalty()} if beams > 1 else {}
@@ -120,12 +121,13 @@ def test_long_sentences(translator, sentences):
     limit = len(whole) - 2
     options = DecodingOptions(max_source_length=limit, on_long="truncate")
     (piece,) = translator.prepare(text, options).pieces
-    assert len(piece) == limit == len(piece.heads) and piece[-1] == whole[-1] and max(piece.heads) < limit - 1
+    assert len(piece) == limit == len(piece.tree.heads) and piece.ids[-1] == whole.ids[-1]
+    assert max(piece.tree.heads) < limit - 1
     # Parts keep their trees: "small" hangs on "bird" in the second part.
     pieces = translator.prepare(text, DecodingOptions(max_source_length=limit, on_long="split")).pieces
-    assert len(pieces) == 2 and [piece for part in pieces for piece in part[:-1]] == whole[:-1]
+    assert len(pieces) == 2 and [id for part in pieces for id in part.ids[:-1]] == whole.ids[:-1]
     first, second = translator.trees([text.part(0, 3), text.part(3, 6)])
-    assert [pieces[0].heads, pieces[1].heads] == [first.heads, second.heads]
+    assert pieces == [first, second]
     with rejects("sentence.too_long"):
         translator.prepare(text, DecodingOptions(max_source_length=limit, on_long="error"))
 
@@ -155,7 +157,7 @@ def test_the_pipeline_reads_trees(folder, sentences):
 def test_states_of_sentences_use_their_trees(translator, sentences):
     sources = [translator.encode_source(sentence) for sentence in sentences[:3]]
     states = translator.backend.encode(sources).output.last_hidden_state
-    plain = translator.backend.encode([list(source) for source in sources]).output.last_hidden_state
+    plain = translator.backend.encode([Tokens(source.ids) for source in sources]).output.last_hidden_state
     (alone,) = translator.backend.encode(sources[1:2]).output.last_hidden_state
     assert torch.allclose(states[1, : len(sources[1])], alone) and not torch.allclose(states, plain)
 

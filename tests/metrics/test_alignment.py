@@ -16,6 +16,7 @@ from user_errors import rejects
 from recnmt_hf import AlignmentErrorRate, RNMTConfig, RNMTForConditionalGeneration, Translator, train_tokenizer
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.alignments import words_of_tokens
+from recnmt_hf.data.records import Tokens
 from recnmt_hf.data.text import read_lines
 from recnmt_hf.inference.word_alignment import align_pairs
 from recnmt_hf.metrics.alignment import alignment_error_rate, format_links, parse_links
@@ -211,7 +212,7 @@ def test_translate_and_align_link_alike(model, corpus, request):
 
 def test_translate_drops_links_to_the_end_token(folder, monkeypatch):
     translator = Translator.from_pretrained(folder, device="cpu")
-    source, target = translator.encode_source("The dog"), [5, 6, 2]
+    source, target = translator.encode_source("The dog"), Tokens([5, 6, 2])
     attention = torch.zeros(1, 1, 3, len(source))
     attention[0, 0, 0, -1] = 0.6
     attention[0, 0, 0, 0] = 0.4

@@ -68,7 +68,7 @@ def read_states(output, input_ids, attention_mask):
 def test_vectors_of_sentences(gret):
     translator, pairs = gret
     sentences = [*(pair.source for pair in pairs[:5]), "The dog."]
-    sources = [translator.encode_source(sentence) for sentence in sentences]
+    sources = [translator.encode_source(sentence).ids for sentence in sentences]
     found = vectors_by_name(translator, sentences, read_states, max_tokens=30)
     assert list(found) == ["last", "average", "global"]
     model = translator.model
@@ -127,12 +127,12 @@ def test_of_a_model(gret):
 
 
 def encodings(translator, pairs):
-    return [translator.encode_target(pair.target) for pair in pairs]
+    return [translator.encode_target(pair.target).ids for pair in pairs]
 
 
 def test_words_are_distinct_and_real(gret):
     translator, _ = gret
-    ids = translator.encode_target("The dog sees the dog.")
+    ids = translator.encode_target("The dog sees the dog.").ids
     (words,) = words_of(translator, [[*ids, translator.pad_id(), translator.target_tokenizer.unk_token_id]])
     assert words.tolist() == sorted(set(ids) - translator.end_ids() - {translator.target_tokenizer.unk_token_id})
     assert target_embeddings(translator).shape == (len(translator.tokenizer), 32)

@@ -124,7 +124,7 @@ def test_vectors_are_means_over_the_words_alone(translators, name, expected):
     assert set(found) == expected and translator.model.training
     encoder = translator.model.eval().get_encoder()
     for row, sentence in enumerate(SENTENCES):
-        ids = translator.encode_source(sentence)
+        ids = translator.encode_source(sentence).ids
         assert ids[-1] in translator.end_ids()
         with torch.no_grad():
             output = encoder(torch.tensor([ids]), torch.ones(1, len(ids)))

@@ -114,7 +114,7 @@ def test_two_directions(files, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/model")
     english, german = (encode_plain(tokenizer, tag)["input_ids"][0] for tag in (">>en<<", ">>de<<"))
     translator = recnmt_hf.Translator.from_pretrained(tmp_path / "run/model")
-    assert translator.encode_source(">>en<< Der Hund schläft.")[0] == english != german
+    assert translator.encode_source(">>en<< Der Hund schläft.").ids[0] == english != german
 
     train(both_ways(files, tmp_path, training={"max_steps": 2}), tmp_path / "again")
     train(both_ways(files, tmp_path), tmp_path / "again", resume=True)
@@ -136,7 +136,7 @@ def test_tags_of_targets(files, tmp_path):
     plan.test = {"test": [Corpus(**corpus(files, "few", "en", "de", **tagged))]}
     train(plan, tmp_path / "run")
     translator = recnmt_hf.Translator.from_pretrained(tmp_path / "run/model")
-    tag = translator.encode_target(">>de<<")[0]
+    tag = translator.encode_target(">>de<<").ids[0]
     hypothesis = translator("The dog sleeps.", ">>de<<", max_length_extra=2)[0].hypotheses[0]
     assert hypothesis.tokens[0] == tag and ">>de<<" not in hypothesis.text
     assert ">>de<<" not in (tmp_path / "run/model-test.de").read_text()

@@ -60,8 +60,8 @@ def global_state(translator: Translator, sentence: str, translation: str | None 
 
     gates = None if not outputs.global_gates else outputs.global_gates[0][0].float().mean(dim=-1).cpu().numpy()
     return GlobalState(
-        token_names(translator.tokenizer, source),
-        token_names(translator.target_tokenizer, target),
+        token_names(translator.tokenizer, source.ids),
+        token_names(translator.target_tokenizer, target.ids),
         stacked(outputs.routing_weights),
         stacked(outputs.pooling_weights),
         gates,

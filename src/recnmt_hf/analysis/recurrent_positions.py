@@ -67,10 +67,10 @@ def recurrent_positions(translator: Translator, sentence: str, translation: str 
     if "source_recurrent_positions" not in getattr(getattr(model, "model", None), "extra_outputs", ()):
         raise UserError("inspect.no_recurrent_positions", value=model.config.model_type)
     outputs, source, target = run_pair(translator, sentence, translation)
-    shifted = shift_right(model, torch.tensor([target]), [target])[0].tolist()
+    shifted = shift_right(model, torch.tensor([target.ids]), [target])[0].tolist()
     sides = []
     for side, tokenizer, ids, stack in (
-        ("source", translator.tokenizer, source, model.get_encoder()),
+        ("source", translator.tokenizer, source.ids, model.get_encoder()),
         ("target", translator.target_tokenizer, shifted, model.get_decoder()),
     ):
         if vectors := getattr(outputs, f"{side}_recurrent_positions"):

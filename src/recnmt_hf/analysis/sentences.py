@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .._plain_text import is_blank
 from .._values import check_value
+from ..data.records import Tokens
 from ..errors import UserError
 from ..inference.backends.torch_model import shift_right
 from ..inference.eval_mode import eval_mode
@@ -44,14 +45,14 @@ def run_encoder(translator: Translator, sentence: str) -> tuple[Any, list[str]]:
     check_not_blank("sentence", sentence)
     model, source = translator.inspected_model(), translator.encode_source(sentence)
     with eval_mode(model):
-        encoded = model.get_encoder()(torch.tensor([source], device=model.device), output_attentions=True)
-    return encoded, token_names(translator.tokenizer, source)
+        encoded = model.get_encoder()(torch.tensor([source.ids], device=model.device), output_attentions=True)
+    return encoded, token_names(translator.tokenizer, source.ids)
 
 
-def run_pair(translator: Translator, sentence: str, translation: str | None) -> tuple[Any, list[int], list[int]]:
+def run_pair(translator: Translator, sentence: str, translation: str | None) -> tuple[Any, Tokens, Tokens]:
     """
     Run a model on a sentence and its translation (by default its own). Return the outputs with
-    `output_attentions=True`, and the token ids of source and target.
+    `output_attentions=True`, and the tokens of source and target.
     """
     check_not_blank("sentence", sentence)
     model = translator.inspected_model()
@@ -60,7 +61,7 @@ def run_pair(translator: Translator, sentence: str, translation: str | None) -> 
     else:
         check_not_blank("translation", translation)
     source, target = translator.encode_source(sentence), translator.target_ids(translation, "The translation")
-    input_ids, labels = (torch.tensor([ids], device=model.device) for ids in (source, target))
+    input_ids, labels = (torch.tensor([tokens.ids], device=model.device) for tokens in (source, target))
     with eval_mode(model):
         shifted = shift_right(model, labels, [target])
         outputs = model(input_ids=input_ids, decoder_input_ids=shifted, output_attentions=True, use_cache=False)

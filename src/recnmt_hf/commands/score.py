@@ -72,7 +72,7 @@ def write_scores(args: argparse.Namespace, pairs: list[Any], out: IO[str]) -> No
         for number, (source, tokens) in enumerate(pairs, start=1):
             place = f"{file}, line {number}"
             check_text(source, f"{place}: source")
-            if tokens and not ends.isdisjoint(translator.target_ids(tokens, place)[:-1]):
+            if tokens and not ends.isdisjoint(translator.target_ids(tokens, place).ids[:-1]):
                 raise UserError("records.split", field=place)
 
     def results() -> Iterator[SentenceScore | None]:

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .._languages import check_codes, key_of_language, main_language
-from .._plain_text import control_ids, encode_plain, ids_of_texts, truncated
+from .._plain_text import control_ids, encode_plain, ids_of_texts
 from .._values import Range, check_options, check_value, documented, kind_of, option, parse
 from ..errors import ExistingFileError, MissingFileError, UserError
 from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
@@ -29,7 +29,7 @@ from .files import digest_of_file, partial_folder
 from .generated import generate_corpus, generate_split
 from .languages import in_languages, known_code, language_ids
 from .named_test_sets import files_of_test_set
-from .records import ParsedSentence, Sentence
+from .records import ParsedSentence, Sentence, Tokens
 from .text import (
     ON_EMPTY,
     ON_LONG,
@@ -415,25 +415,27 @@ def tokenize_pairs(
                 runs.setdefault(name, []).extend(values)
             start = end
         return runs
-    sources = ids_of_texts(source_tokenizer, batch["source"])
-    targets = ids_of_texts(target_tokenizer, batch["target"], is_target=True)
+    sources = list(map(Tokens, ids_of_texts(source_tokenizer, batch["source"])))
+    targets = list(map(Tokens, ids_of_texts(target_tokenizer, batch["target"], is_target=True)))
     if trees is not None:
         sentences = sentences_of_columns(batch["source"], batch)
         parsed = {row: sentence for row, sentence in enumerate(sentences) if isinstance(sentence, ParsedSentence)}
-        for row, ids in zip(parsed, trees(list(parsed.values())), strict=True):
-            sources[row] = ids
+        for row, tokens in zip(parsed, trees(list(parsed.values())), strict=True):
+            sources[row] = tokens
     if most is not None:
-        sources = [truncated(ids, most[0], control_ids(source_tokenizer)) for ids in sources]
-        targets = [truncated(ids, most[1], control_ids(target_tokenizer)) for ids in targets]
+        controls = control_ids(source_tokenizer), control_ids(target_tokenizer)
+        sources = [tokens.truncated(most[0], controls[0]) for tokens in sources]
+        targets = [tokens.truncated(most[1], controls[1]) for tokens in targets]
     columns: dict[str, list[Any]] = {
-        "input_ids": sources,
-        "labels": targets,
-        "source_length": [len(ids) for ids in sources],
-        "target_length": [len(ids) for ids in targets],
+        "input_ids": [tokens.ids for tokens in sources],
+        "labels": [tokens.ids for tokens in targets],
+        "source_length": list(map(len, sources)),
+        "target_length": list(map(len, targets)),
         **({} if trees is None else tree_columns(sources)),
     }
     if "alignment" in batch:
-        columns["links"] = links_of_batch(batch, (source_tokenizer, target_tokenizer), (sources, targets))
+        ids = columns["input_ids"], columns["labels"]
+        columns["links"] = links_of_batch(batch, (source_tokenizer, target_tokenizer), ids)
     return columns
 
 

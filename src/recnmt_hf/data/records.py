@@ -1,9 +1,9 @@
-"""Records of a sentence: text with dependency tree or links before the tokenizer."""
+"""Records of a sentence: text with dependency tree or links before the tokenizer, token ids after it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from .._values import is_allowed
@@ -105,6 +105,57 @@ class Sentence:
             parts.append(Sentence.of(tree.part(start, end)) if matches else Sentence(text))
             start = end if matches else len(tree.words)
         return parts
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """For each token of a source the position of its head (-1: none), and the id of the relation."""
+
+    heads: list[int]
+    relations: list[int]
+
+    def select(self, positions: Sequence[int]) -> TokenTree:
+        """Return the edges between the tokens at some positions."""
+        new = {old: position for position, old in enumerate(positions)}
+        heads = [new.get(self.heads[old], -1) for old in positions]
+        pairs = zip(positions, heads, strict=True)
+        return TokenTree(heads, [self.relations[old] if head >= 0 else 0 for old, head in pairs])
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """
+    Token ids of a sentence, without padding.
+
+    Attributes:
+        ids (`list[int]`): The ids.
+        tree ([`TokenTree`], *optional*): Of a source for a model that reads trees.
+        start (`int`, *optional*): First input of the decoder for a translation, if it is not the model's own.
+        given (`int`): Number of first tokens of a translation that the model is given rather than predicts, such as the
+            token of the target language. They are part of its length, and their log-probability is 0, as in `generate`.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    tree: TokenTree | None = None
+    start: int | None = None
+    given: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def truncated(self, limit: int, controls: Collection[int | None]) -> Tokens:
+        """Return at most `limit` tokens of a sentence, with the control tokens at its end."""
+        if len(self.ids) <= limit:
+            return self
+        end = len(self.ids)
+        while end > len(self.ids) - limit and self.ids[end - 1] in controls:
+            end -= 1
+        kept = [*range(limit - (len(self.ids) - end)), *range(end, len(self.ids))]
+        return Tokens([self.ids[position] for position in kept], self.tree and self.tree.select(kept))
+
+
+# Tokens of several sentences.
+TokenRows = Sequence[Tokens]
 
 
 def check_tree(words: Any, heads: Any, relations: Any) -> None:

@@ -21,7 +21,7 @@ from .._loading_errors import explained_loading, looks_local
 from .._plain_text import encode_plain
 from ..errors import UserError
 from .files import open_output
-from .records import ParsedSentence
+from .records import ParsedSentence, Tokens, TokenTree
 
 
 # Names of the inputs, with their values at padding.
@@ -118,21 +118,6 @@ def main_type(relation: str) -> str:
     return relation.partition(":")[0] or relation
 
 
-class TreeTokens(list[int]):
-    """Token ids of a sentence, and for each token the position of its head (-1: none) and the id of the relation."""
-
-    def __init__(self, ids: Iterable[int], heads: Sequence[int], relations: Sequence[int]):
-        super().__init__(ids)
-        self.heads, self.relations = list(heads), list(relations)
-
-    def select(self, positions: Sequence[int]) -> TreeTokens:
-        """Return the tokens at some positions. Edges to the others are removed."""
-        new = {old: position for position, old in enumerate(positions)}
-        heads = [new.get(self.heads[old], -1) for old in positions]
-        relations = [self.relations[old] if head >= 0 else 0 for old, head in zip(positions, heads, strict=True)]
-        return TreeTokens((self[old] for old in positions), heads, relations)
-
-
 class TreeEncoder:
     """
     Encodes sentences with their trees for a model.
@@ -162,7 +147,7 @@ class TreeEncoder:
         self.subwords, self.root = subwords, root
         self.ids = {name: id for id, name in enumerate(relations.names)}
 
-    def __call__(self, sentences: Sequence[ParsedSentence]) -> list[TreeTokens]:
+    def __call__(self, sentences: Sequence[ParsedSentence]) -> list[Tokens]:
         """Return the tokens of sentences with their edges. Words without tokens are left out, as are edges to them."""
         if not sentences:
             return []
@@ -173,7 +158,7 @@ class TreeEncoder:
             for row, (ids, sentence) in enumerate(zip(encoded["input_ids"], sentences, strict=True))
         ]
 
-    def map_tree(self, ids: list[int], words: Sequence[int | None], sentence: ParsedSentence) -> TreeTokens:
+    def map_tree(self, ids: list[int], words: Sequence[int | None], sentence: ParsedSentence) -> Tokens:
         """Map the tree over the words of a sentence to its tokens; `words` is the index of each token's word."""
         first: dict[int, int] = {}
         for position, word in enumerate(words):
@@ -192,7 +177,7 @@ class TreeEncoder:
                 relation = self.relation_id(sentence.relations[word]) if head >= 0 else 0
             heads.append(head)
             relations.append(relation)
-        return TreeTokens(ids, heads, relations)
+        return Tokens(ids, TokenTree(heads, relations))
 
     def relation_id(self, name: str) -> int:
         """Return the id of a relation; that of unknown ones is 0."""
@@ -203,11 +188,11 @@ class TreeEncoder:
         return [list(self.relations.names), self.relations.subtypes, self.subwords, self.root]
 
 
-def tree_columns(rows: Sequence[Sequence[int]]) -> dict[str, list[list[int]]]:
+def tree_columns(rows: Sequence[Tokens]) -> dict[str, list[list[int]]]:
     """Return the columns `dependency_heads` and `dependency_relations` of tokens, some perhaps without a tree."""
     return {
-        HEADS: [row.heads if isinstance(row, TreeTokens) else [-1] * len(row) for row in rows],
-        RELATIONS: [row.relations if isinstance(row, TreeTokens) else [0] * len(row) for row in rows],
+        HEADS: [[-1] * len(row) if row.tree is None else row.tree.heads for row in rows],
+        RELATIONS: [[0] * len(row) if row.tree is None else row.tree.relations for row in rows],
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Sized
 
 import numpy as np
 import torch
@@ -72,8 +72,8 @@ def links_of_matrix(matrix: np.ndarray) -> list[tuple[int, int]]:
 
 def attention_rows(
     attentions: Sequence[torch.Tensor],
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
+    sources: Sequence[Sized],
+    targets: Sequence[Sized],
     layer: int | str | None = None,
     head: int | None = None,
 ) -> list[np.ndarray]:

@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 
-from ..data.tree_inputs import TreeTokens, pad_tree_columns, tree_columns
+from ..data.records import TokenRows
+from ..data.tree_inputs import pad_tree_columns, tree_columns
 
 
 T = TypeVar("T")
-# Token ids of several sentences, without padding.
-Tokens = Sequence[Sequence[int]]
-
-
-class TargetTokens(list[int]):
-    """
-    Token ids of a translation, or of its beginning, with what the model is given rather than predicts.
-
-    Attributes:
-        start (`int`, *optional*): First input of the decoder, if it is not the model's own.
-        given (`int`): Number of first tokens that are given, such as the token of the target language. They are part of
-            the length of a translation, and their log-probability is 0, as in `generate`.
-    """
-
-    def __init__(self, ids: Iterable[int] = (), start: int | None = None, given: int = 0):
-        super().__init__(ids)
-        self.start, self.given = start, given
-
-
-def start_of(tokens: Sequence[int]) -> int | None:
-    """Return the first input of the decoder for a translation; `None`: that of the model."""
-    return getattr(tokens, "start", None)
-
-
-def given_count(tokens: Sequence[int]) -> int:
-    """Return the number of first tokens that the model is given."""
-    return min(getattr(tokens, "given", 0), len(tokens))
 
 
 def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
@@ -50,7 +24,9 @@ def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[
         start += size
 
 
-def run_batches(run: Callable[[Tokens, Tokens], list[T]], sources: Tokens, targets: Tokens, max_tokens: int) -> list[T]:
+def run_batches(
+    run: Callable[[TokenRows, TokenRows], list[T]], sources: TokenRows, targets: TokenRows, max_tokens: int
+) -> list[T]:
     """Return the result of `run` for each pair, in the [`batches_by_tokens`] of the pairs' longer sides."""
     results: dict[int, T] = {}
     lengths = [max(len(source), len(target)) for source, target in zip(sources, targets, strict=True)]
@@ -60,15 +36,17 @@ def run_batches(run: Callable[[Tokens, Tokens], list[T]], sources: Tokens, targe
     return [results[i] for i in range(len(sources))]
 
 
-def tree_inputs(rows: Tokens, width: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+def tree_inputs(rows: TokenRows, width: int, device: torch.device | str) -> dict[str, torch.Tensor]:
     """Return the model's inputs with the trees of tokens, right-padded to `width`; none if no row has a tree."""
-    if not any(isinstance(row, TreeTokens) for row in rows):
+    if all(row.tree is None for row in rows):
         return {}
     columns = pad_tree_columns(tree_columns(rows), width)
     return {name: values.to(device) for name, values in columns.items()}
 
 
-def pad_rows(rows: Tokens, pad_id: int, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad_id: int, device: torch.device | str
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return right-padded token ids and their mask (1 = token), both `(len(rows), longest row)`."""
     width = max(max(map(len, rows)), 1)
     ids = torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows])

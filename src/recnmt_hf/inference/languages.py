@@ -14,12 +14,12 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .._languages import main_language
-from .._plain_text import ids_of_texts, truncated
+from .._plain_text import ids_of_texts
 from ..data.alignments import words_of_tokens
 from ..data.languages import MOST_CODES, find_code, known_code, language_ids, list_names, same, unknown_language
+from ..data.records import Tokens
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
-from .batching import TargetTokens, start_of
 from .model_settings import end_ids, setting
 from .model_task import ModelTask
 
@@ -65,11 +65,11 @@ class Direction:
     start: int | None = None
     given: tuple[int, ...] = ()
 
-    def opening(self, prefix: Sequence[int] = ()) -> list[int]:
+    def opening(self, prefix: Sequence[int] = ()) -> Tokens:
         """Return the tokens that a translation begins with; `prefix` is the user's, as encoded in this direction."""
         opening = list(prefix or self.given)
         is_given = opening[: len(self.given)] == list(self.given)
-        return TargetTokens(opening, self.start, len(self.given) if is_given else 0)
+        return Tokens(opening, start=self.start, given=len(self.given) if is_given else 0)
 
 
 class Languages:
@@ -156,10 +156,10 @@ class Languages:
         with lock_of(tokenizer):
             return list(ids_of_texts(tokenizer, [text], is_target, add_special_tokens)[0])
 
-    def encode_source(self, text: str, direction: Direction) -> list[int]:
-        """Return the token ids of a source."""
+    def encode_source(self, text: str, direction: Direction) -> Tokens:
+        """Return the tokens of a source."""
         ids = self.encode(self.tokenizers.source, direction.instruction + text, direction.frame is None)
-        return self.enclose(ids, direction)
+        return Tokens(self.enclose(ids, direction))
 
     def enclose(self, ids: Sequence[Any], direction: Direction, control: Any = ...) -> list[Any]:
         """Return the tokens of a source with those of a direction, or with `control` in place of each of these."""
@@ -170,9 +170,9 @@ class Languages:
         place = len(self.own_frame[0]) if tag else 0
         return [*before, *ids[:place], *tag, *ids[place:], *after]
 
-    def truncate(self, ids: list[int], limit: int, direction: Direction) -> list[int]:
+    def truncate(self, tokens: Tokens, limit: int, direction: Direction) -> Tokens:
         """Truncate the tokens of a source to `limit`, and keep the control tokens at its end."""
-        return truncated(ids, limit, end_ids(self.model).union(direction.frame[1] if direction.frame else ()))
+        return tokens.truncated(limit, end_ids(self.model).union(direction.frame[1] if direction.frame else ()))
 
     def has_words(self, ids: Sequence[int], controls: Collection[int], direction: Direction) -> bool:
         """Return whether the tokens of a source are more than control tokens and the direction's instruction."""
@@ -181,8 +181,8 @@ class Languages:
             words -= len(self.encode(self.tokenizers.source, direction.instruction.rstrip(), False))
         return words > 0
 
-    def encode_target(self, text: str, direction: Direction) -> list[int]:
-        """Return the token ids of a translation, with an end token."""
+    def encode_target(self, text: str, direction: Direction) -> Tokens:
+        """Return the tokens of a translation, with an end token."""
         is_bare = direction.frame is not None
         ids = self.encode(self.tokenizers.target, text, not is_bare, not is_bare)
         if self.lacks_end(ids):
@@ -199,12 +199,10 @@ class Languages:
         end, ends = self.tokenizers.target.eos_token_id, end_ids(self.model)
         return end if end in ends else min(ends)
 
-    def target_tokens(self, ids: Sequence[int], direction: Direction) -> list[int]:
-        """Return the token ids of a translation, with what the model is given of them."""
-        start = start_of(ids)
-        start = direction.start if start is None else start
+    def target_tokens(self, ids: list[int], direction: Direction) -> Tokens:
+        """Return the tokens of a translation, with what the model is given of them."""
         is_given = bool(ids) and (ids[0] in direction.given or ids[0] in self.control_ids)
-        return TargetTokens(ids, start, int(is_given)) if is_given or start is not None else list(ids)
+        return Tokens(ids, start=direction.start, given=int(is_given))
 
     def words_of_source(self, text: str, direction: Direction) -> tuple[list[int], list[int | None]]:
         """Return the token ids of a source, and the number of the word of each, `None` for control tokens."""
@@ -216,8 +214,8 @@ class Languages:
         numbers = [None if word is None or word < before else word - before for word in words]
         return self.enclose(ids, direction), self.enclose(numbers, direction, None)
 
-    def words_of_target(self, text: str, direction: Direction) -> tuple[list[int], list[int | None]]:
-        """Return the token ids of a translation, and the number of the word of each, `None` for control tokens."""
+    def words_of_target(self, text: str, direction: Direction) -> tuple[Tokens, list[int | None]]:
+        """Return the tokens of a translation, and the number of the word of each, `None` for control tokens."""
         is_bare = direction.frame is not None
         with lock_of(self.tokenizers.target):
             ids, words = words_of_tokens(self.tokenizers.target, text, not is_bare, not is_bare)

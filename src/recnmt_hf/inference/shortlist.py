@@ -17,13 +17,12 @@ from torch import nn
 from transformers.utils import logging
 
 from ..data.files import open_output
-from ..data.records import ParsedSentence
+from ..data.records import ParsedSentence, TokenRows
 from ..data.text import read_lines
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..models.kernels_cpu_matmuls import pack_weights, project
 from ..models.seq2seq_outputs import CACHE
-from .batching import Tokens
 from .options import DecodingOptions
 from .quantization import Int8Linear
 from .search import ModelRows
@@ -93,10 +92,10 @@ class Shortlist:
         always = [*range(min(first, len(target_ids))), *tokenizers.target.all_special_ids]
         return cls(translations, always, copies=source_ids == target_ids)
 
-    def tokens(self, sources: Tokens, further: Tokens = ()) -> list[int]:
+    def tokens(self, sources: TokenRows, further: TokenRows = ()) -> list[int]:
         """Return the ids of the target tokens for a batch of sources, in their order, with those of `further`."""
-        chosen = set(self.always).union(*further)
-        given = {id for source in sources for id in source}
+        chosen = set(self.always).union(*(row.ids for row in further))
+        given = {id for source in sources for id in source.ids}
         for id in given:
             chosen.update(self.translations.get(id, ()))
         if self.copies:
@@ -161,7 +160,8 @@ def write_shortlist(
     for start in range(0, len(source_ids), PAIRS_AT_A_TIME):
         own, translated = (side[start : start + PAIRS_AT_A_TIME] for side in (source_ids, target_ids))
         attentions = translator.attention(own, translated, options.alignment_layer, head, options.max_tokens)
-        found = [token_pairs(*one, controls=controls) for one in zip(own, translated, attentions, strict=True)]
+        rows = zip(own, translated, attentions, strict=True)
+        found = [token_pairs(source.ids, target.ids, weights, controls) for source, target, weights in rows]
         keys, places = np.unique(np.concatenate([keys, *(one[0] for one in found)]), return_inverse=True)
         weights = np.bincount(places, np.concatenate([weights, *(one[1] for one in found)]), len(keys)).astype(float)
     first, second = keys >> 32, keys & (2**32 - 1)

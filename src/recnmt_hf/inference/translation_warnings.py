@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..data.records import TokenRows
 from .results import Translation
 
 
@@ -45,10 +46,10 @@ class TranslationWarnings:
         self.unknown = self.tokens = self.translations = 0
         self.short: list[int] = []  # numbers of the sentences
 
-    def count_tokens(self, sources: Sequence[Sequence[int]]) -> None:
-        """Add the token ids of texts."""
+    def count_tokens(self, sources: TokenRows) -> None:
+        """Add the tokens of sources."""
         self.tokens += sum(map(len, sources))
-        self.unknown += sum(source.count(self.unknown_id) for source in sources)
+        self.unknown += sum(source.ids.count(self.unknown_id) for source in sources)
 
     def check_lengths(self, translations: Sequence[Translation], first: int) -> None:
         """Check translations; `first` is the number of the first sentence, counted from 1."""

@@ -16,16 +16,16 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._plain_text import control_ids, is_blank
-from ..data.records import ParsedSentence, Sentence
+from ..data.records import ParsedSentence, Sentence, TokenRows, Tokens
 from ..data.tags import source_tags, tag_ids
 from ..data.tokenizer_checks import vocabulary_sizes
 from ..data.tokenizer_pair import TokenizerPair
-from ..data.tree_inputs import Relations, TreeTokens, tree_options
+from ..data.tree_inputs import Relations, tree_options
 from ..errors import UserError
 from .attention_links import attention_rows, links_of_tokens
 from .backends.protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
 from .backends.torch_model import TorchBackend
-from .batching import TargetTokens, Tokens, batches_by_tokens, given_count, run_batches, start_of
+from .batching import batches_by_tokens, run_batches
 from .languages import Direction, Languages, find_languages
 from .loading import load_backend
 from .model_settings import end_ids
@@ -41,15 +41,15 @@ __all__ = ["DecodingOptions", "Hypothesis", "PreparedSentence", "SentenceScore",
 
 @dataclass
 class PreparedSentence:
-    """Token ids of a sentence or of a text of several sentences."""
+    """Tokens of a sentence or of a text of several sentences."""
 
     text: str
-    pieces: list[list[int]]  # token ids of each part that is translated by itself; empty for blank text
+    pieces: list[Tokens]  # of each part that is translated by itself; empty for blank text
     separators: list[str]  # text that joins the translation of each piece to the one before
     prefix: list[int] = field(default_factory=list)  # token ids that the translation begins with
     direction: Direction = field(default_factory=Direction)  # the languages
 
-    def opening(self, piece: int) -> list[int]:
+    def opening(self, piece: int) -> Tokens:
         """Return the tokens that the translation of a piece begins with: prefix and target language."""
         return self.direction.opening(self.prefix if piece == 0 else ())
 
@@ -268,7 +268,7 @@ class Translator:
         is too long, or the prefix is not possible.
         """
         source, direction = self.read_source(sentence, options, place)
-        whole = [] if is_blank(source.text) else self.encode_source(source, direction)
+        whole = Tokens() if is_blank(source.text) else self.encode_source(source, direction)
         prefix_ids = self.prefix_ids(prefix, f"{place}: prefix", direction) if prefix else []
         prepared = PreparedSentence(str(sentence), [], [], prefix_ids, direction)
         if self.is_empty(whole, direction):
@@ -278,12 +278,12 @@ class Translator:
         parts = [("", source, whole)]
         splits_by_default = not prepared.prefix and not self.is_summarizing(options)
         splits = options.split_sentences == "always" or (options.split_sentences == "auto" and splits_by_default)
-        if splits and not isinstance(whole, TreeTokens):  # a tree is that of one sentence
+        if splits and whole.tree is None:  # a tree is that of one sentence
             parts = self.encode_sentences(source, whole, options, direction)
         space = ""
-        for number, (separator, part, ids) in enumerate(parts, start=1):
+        for number, (separator, part, tokens) in enumerate(parts, start=1):
             name = place if len(parts) == 1 else f"{place}, part {number}"
-            for space_before, piece in self.limit_length(part, ids, options, name, separator, direction):
+            for space_before, piece in self.limit_length(part, tokens, options, name, separator, direction):
                 space += space_before
                 if not self.is_empty(piece, direction):
                     prepared.pieces.append(piece)
@@ -296,37 +296,37 @@ class Translator:
         return options.on_long == "truncate" or self.task.summarizes
 
     def encode_sentences(
-        self, source: Sentence, whole: list[int], options: DecodingOptions, direction: Direction
-    ) -> list[tuple[str, Sentence, list[int]]]:
-        """Return the white space before each sentence of a text, the sentence and its token ids."""
+        self, source: Sentence, whole: Tokens, options: DecodingOptions, direction: Direction
+    ) -> list[tuple[str, Sentence, Tokens]]:
+        """Return the white space before each sentence of a text, the sentence and its tokens."""
         sentences = split_sentences(source.text, direction.source)
         if len(sentences) < 2:
             return [("", source, whole)]
         encoded = [(space, Sentence(part), self.encode_source(part, direction)) for space, part in sentences]
-        tokens = [id for _, _, ids in encoded for id in self.drop_control_tokens(ids)]
+        ids = [id for _, _, tokens in encoded for id in self.drop_control_tokens(tokens)]
         # The positions of alignments are those of the whole text.
-        if options.alignments and tokens != self.drop_control_tokens(whole):
+        if options.alignments and ids != self.drop_control_tokens(whole):
             return [("", source, whole)]
         return encoded
 
     def limit_length(
         self,
         sentence: Sentence,
-        ids: list[int],
+        tokens: Tokens,
         options: DecodingOptions,
         place: str,
         separator: str,
         direction: Direction,
-    ) -> list[tuple[str, list[int]]]:
-        """Return a sentence's white space and token ids, or those of its parts, none of them too long for the model."""
+    ) -> list[tuple[str, Tokens]]:
+        """Return a sentence's white space and tokens, or those of its parts, none of them too long for the model."""
         limits = (options.max_source_length, self.backend.limits.source)
         limit = min((limit for limit in limits if limit), default=None)
-        if limit is None or len(ids) <= limit:
-            return [(separator, ids)]
+        if limit is None or len(tokens) <= limit:
+            return [(separator, tokens)]
         if options.on_long == "truncate":
-            return [(separator, self.languages.truncate(ids, limit, direction))]
+            return [(separator, self.languages.truncate(tokens, limit, direction))]
         if options.on_long != "split":
-            raise UserError("sentence.too_long", field=place, value=sentence.text, length=len(ids), limit=limit)
+            raise UserError("sentence.too_long", field=place, value=sentence.text, length=len(tokens), limit=limit)
         encode = partial(self.encode_source, direction=direction)
         texts = split_text(sentence.text.strip(), limit, lambda part: len(encode(part)), separator)
         spaces, parts_of_text = zip(*texts, strict=True)
@@ -338,7 +338,7 @@ class Translator:
     def prefix_ids(self, prefix: str, place: str, direction: Direction | None = None) -> list[int]:
         """Return the token ids of a prefix, without the end of the sentence."""
         check_text(prefix, place)
-        ids = [] if is_blank(prefix) else self.encode_target(prefix, direction)
+        ids = [] if is_blank(prefix) else self.encode_target(prefix, direction).ids
         while ids and ids[-1] in self.end_ids():
             ids = ids[:-1]
         limit = self.backend.limits.target
@@ -380,8 +380,8 @@ class Translator:
 
     def search_tokens(
         self,
-        sources: Tokens,
-        prefixes: Tokens,
+        sources: TokenRows,
+        prefixes: TokenRows,
         options: DecodingOptions,
         scores: bool = True,
         numbers: Sequence[int] | None = None,
@@ -410,17 +410,16 @@ class Translator:
     def read_result(self, request: SearchRequest, result: SearchResult, scores: bool) -> list[list[Hypothesis]]:
         """Return the hypotheses of each source of a batch, best first."""
         per_source = len(result.tokens) // len(request.sources)
-        tokens: list[list[int]] = []
+        tokens: list[Tokens] = []
         for number, row in enumerate(result.tokens):
             source = number // per_source
             prefix = request.prefixes[source]
-            start, given = start_of(prefix), given_count(prefix)
             stripped = self.strip(row[: request.max_lengths[source]])
-            tokens.append(TargetTokens(stripped, start, given) if given or start is not None else stripped)
+            tokens.append(replace(prefix, ids=stripped, given=min(prefix.given, len(stripped))))
         hypotheses = self.make_hypotheses(request.sources, tokens, request.options, scores, result.log_probs)
         return [of_source[: request.options.num_hypotheses] for of_source in hypotheses]
 
-    def max_lengths(self, sources: Tokens, prefixes: Tokens, options: DecodingOptions) -> list[int]:
+    def max_lengths(self, sources: TokenRows, prefixes: TokenRows, options: DecodingOptions) -> list[int]:
         """Return the maximum number of new tokens for each source, prefix and end token included."""
         lengths = [max(1, int(options.max_length_factor * len(ids)) + options.max_length_extra) for ids in sources]
         lengths = [max(length, len(ids) + bool(ids)) for length, ids in zip(lengths, prefixes, strict=True)]
@@ -442,8 +441,8 @@ class Translator:
 
     def make_hypotheses(
         self,
-        sources: Tokens,
-        tokens: Sequence[list[int]],
+        sources: TokenRows,
+        tokens: TokenRows,
         options: DecodingOptions,
         scores: bool,
         log_probs: Sequence[float] | None = None,
@@ -467,13 +466,13 @@ class Translator:
             alignments = self.align_tokens(repeated, tokens, options.alignment_layer, options.max_tokens)
         # The token of a language, or a tag such as >>de<<, is not part of the text that follows.
         names = self.tag_ids | self.languages.control_ids
-        shown = [[*dropwhile(names.__contains__, row)] for row in tokens]
+        shown = [[*dropwhile(names.__contains__, row.ids)] for row in tokens]
         texts = self.target_tokenizer.batch_decode(shown, skip_special_tokens=True)
         ends = self.end_ids()
         hypotheses = []
         for text, log_prob, row, alignment in zip(texts, log_probs, tokens, alignments, strict=True):
-            score, finished = log_prob / max(len(row), 1) ** penalty, bool(row) and row[-1] in ends
-            hypotheses.append(Hypothesis(text.strip(), score, log_prob, row, finished, alignment))
+            score, finished = log_prob / max(len(row), 1) ** penalty, bool(row.ids) and row.ids[-1] in ends
+            hypotheses.append(Hypothesis(text.strip(), score, log_prob, row.ids, finished, alignment))
         ranks = [one.score for one in hypotheses]
         if found is not None:
             ranks = [total / max(len(row), 1) ** penalty for total, row in zip(found, tokens, strict=True)]
@@ -526,29 +525,29 @@ class Translator:
         targets: Sequence[str | Sequence[int]],
         options: DecodingOptions,
         places: Sequence[str] | None = None,
-    ) -> tuple[Tokens, Tokens]:
-        """Return the token ids of sources and translations; arguments and errors as of [`score`]."""
+    ) -> tuple[list[Tokens], list[Tokens]]:
+        """Return the tokens of sources and translations; arguments and errors as of [`score`]."""
         check_counts(sources, targets)
-        source_ids, target_ids = [], []
+        source_ids: list[Tokens] = []
+        target_ids: list[Tokens] = []
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
             place = f"Pair {number}" if places is None else places[number - 1]
             sentence, direction = self.read_source(source, options, f"{place}: source")
-            ids = [] if is_blank(sentence.text) else self.encode_source(sentence, direction)
-            if self.is_empty(ids, direction):
+            tokens = Tokens() if is_blank(sentence.text) else self.encode_source(sentence, direction)
+            if self.is_empty(tokens, direction):
                 raise UserError("pair.empty", field=f"{place}: source")
-            source_ids.append(ids)
+            source_ids.append(tokens)
             target_ids.append(self.target_ids(target, f"{place}: translation", direction))
-            self.check_lengths(len(ids), len(target_ids[-1]), place)
+            self.check_lengths(len(tokens), len(target_ids[-1]), place)
         return source_ids, target_ids
 
-    def score_tokens(self, sources: Tokens, targets: Tokens, max_tokens: int = 4096) -> list[list[float]]:
+    def score_tokens(self, sources: TokenRows, targets: TokenRows, max_tokens: int = 4096) -> list[list[float]]:
         """Return the log-probability of each target token, in batches of `max_tokens`; 0 for tokens that are given."""
         rows = run_batches(self.backend.score, sources, targets, max_tokens)
-        givens = map(given_count, targets)
-        return [[0.0] * given + row[given:] if given else row for given, row in zip(givens, rows, strict=True)]
+        return [[0.0] * target.given + row[target.given :] for target, row in zip(targets, rows, strict=True)]
 
     def align_tokens(
-        self, sources: Tokens, targets: Tokens, layer: int | str | None = None, max_tokens: int = 4096
+        self, sources: TokenRows, targets: TokenRows, layer: int | str | None = None, max_tokens: int = 4096
     ) -> list[list[tuple[int, int]]]:
         """
         Return links between tokens, at most one for each target token: to the source token with the largest attention,
@@ -557,11 +556,11 @@ class Translator:
         for the target's.
         """
         controls = self.control_ids[0], self.control_ids[1] | self.end_ids()
-        rows = self.attention(sources, targets, layer, None, max_tokens)
-        return [links_of_tokens(*pair, controls) for pair in zip(rows, sources, targets, strict=True)]
+        rows = zip(self.attention(sources, targets, layer, None, max_tokens), sources, targets, strict=True)
+        return [links_of_tokens(weights, source.ids, target.ids, controls) for weights, source, target in rows]
 
     def attention(
-        self, sources: Tokens, targets: Tokens, layer: int | str | None, head: int | None, max_tokens: int
+        self, sources: TokenRows, targets: TokenRows, layer: int | str | None, head: int | None, max_tokens: int
     ) -> list[np.ndarray]:
         """
         Return for each pair the cross-attention under teacher forcing, `(target tokens, source tokens)`; `layer` and
@@ -571,7 +570,7 @@ class Translator:
         if layer is None and head is None:
             layer, head = getattr(self.model.config, "alignment_head", None) or (None, None)
 
-        def run(sources: Tokens, targets: Tokens) -> list[np.ndarray]:
+        def run(sources: TokenRows, targets: TokenRows) -> list[np.ndarray]:
             return attention_rows(self.backend.attention(sources, targets), sources, targets, layer, head)
 
         return run_batches(run, sources, targets, max_tokens)
@@ -624,9 +623,9 @@ class Translator:
             raise UserError("language.two_targets", field=place, value=target, other=direction.target)
         return Sentence(text), self.direction(replace(options, target_lang=target))
 
-    def encode_source(self, sentence: str | ParsedSentence | Sentence, direction: Direction | None = None) -> list[int]:
+    def encode_source(self, sentence: str | ParsedSentence | Sentence, direction: Direction | None = None) -> Tokens:
         """
-        Return the token ids of a source sentence, in which `</s>` and the like are text. They have the edges of the
+        Return the tokens of a source sentence, in which `</s>` and the like are text. They have the edges of the
         sentence's tree, if it has one and the model reads it.
         """
         direction, source = direction or self.direction(), Sentence.of(sentence)
@@ -636,12 +635,12 @@ class Translator:
             return self.trees([source.tree])[0]
         return self.languages.encode_source(source.text, direction)
 
-    def encode_target(self, sentence: str, direction: Direction | None = None) -> list[int]:
-        """Return the token ids of a target sentence, in which `</s>` and the like are text."""
+    def encode_target(self, sentence: str, direction: Direction | None = None) -> Tokens:
+        """Return the tokens of a target sentence, in which `</s>` and the like are text."""
         return self.languages.encode_target(sentence, direction or self.direction())
 
-    def target_ids(self, target: str | Sequence[int], place: str, direction: Direction | None = None) -> list[int]:
-        """Return the token ids of a translation, given as text or token ids; `ValueError` for ids that do not exist."""
+    def target_ids(self, target: str | Sequence[int], place: str, direction: Direction | None = None) -> Tokens:
+        """Return the tokens of a translation, given as text or token ids; `ValueError` for ids that do not exist."""
         if isinstance(target, str):
             check_text(target, place)
             return self.encode_target(target, direction)
@@ -652,20 +651,19 @@ class Translator:
             ids.append(operator.index(value) if is_id else -1)
             if not 0 <= ids[-1] < size:
                 raise UserError("token.unknown_id", field=place, value=value, most=size - 1)
-        direction = direction or self.direction()
-        return self.languages.target_tokens(TargetTokens(ids, getattr(target, "start", None)), direction)
+        return self.languages.target_tokens(ids, direction or self.direction())
 
     def is_empty_source(self, sentence: str | ParsedSentence) -> bool:
         """Return whether a sentence has no visible character, or none that its tokenizer keeps."""
         return is_blank(str(sentence)) or self.is_empty(self.encode_source(sentence))
 
-    def is_empty(self, ids: Sequence[int], direction: Direction | None = None) -> bool:
-        """Return whether the token ids of a source are only control tokens, and the instruction of a direction."""
-        return not self.languages.has_words(ids, self.control_ids[0], direction or Direction())
+    def is_empty(self, source: Tokens, direction: Direction | None = None) -> bool:
+        """Return whether the tokens of a source are only control tokens, and the instruction of a direction."""
+        return not self.languages.has_words(source.ids, self.control_ids[0], direction or Direction())
 
-    def drop_control_tokens(self, ids: Sequence[int]) -> list[int]:
+    def drop_control_tokens(self, source: Tokens) -> list[int]:
         """Return the token ids of a source without control tokens."""
-        return [id for id in ids if id not in self.control_ids[0]]
+        return [id for id in source.ids if id not in self.control_ids[0]]
 
     def check_lengths(self, source: int, target: int, place: str) -> None:
         """Raise `ValueError` if a sentence pair has more tokens than the model has positions."""

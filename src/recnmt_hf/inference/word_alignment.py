@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._plain_text import is_blank
-from ..data.records import ParsedSentence
+from ..data.records import ParsedSentence, Tokens
 from ..errors import UserError
 from ..metrics.alignment import format_links
 from .attention_links import links_of_matrix, word_matrix
@@ -68,18 +68,19 @@ def align_pairs(
     """
     check_counts(sources, targets)
     options = options or DecodingOptions()
-    source_sides: list[tuple[list[int], list[int | None]]] = []
-    target_sides: list[tuple[list[int], list[int | None]]] = []
+    source_sides: list[tuple[Tokens, list[int | None]]] = []
+    target_sides: list[tuple[Tokens, list[int | None]]] = []
     for number, (source, target) in enumerate(zip(sources, targets, strict=True), first):
         sentence, direction = translator.read_source(source, options, f"Pair {number}: source")
         check_text(target, f"Pair {number}: translation")
         if is_blank(sentence.text) or is_blank(target):
             raise UserError("pair.empty", field=f"Pair {number}")
         ids, words_of_source = translator.languages.words_of_source(sentence.text, direction)
-        if sentence.tree is not None and (tokens := translator.encode_source(sentence, direction)) == ids:
-            ids = tokens  # with the edges of the tree
+        tokens = Tokens(ids)
+        if sentence.tree is not None and (parsed := translator.encode_source(sentence)).ids == ids:
+            tokens = parsed  # with the edges of the tree
         before = len(str(source).split()) - len(sentence.text.split())  # words that name the target language
-        source_sides.append((ids, [None if word is None else word + before for word in words_of_source]))
+        source_sides.append((tokens, [None if word is None else word + before for word in words_of_source]))
         target_sides.append(translator.languages.words_of_target(target, direction))
         translator.check_lengths(len(source_sides[-1][0]), len(target_sides[-1][0]), f"Pair {number}")
     source_ids, target_ids = ([ids for ids, _ in side] for side in (source_sides, target_sides))

@@ -15,10 +15,10 @@ import torch
 from ..._bounded_reading import read_small_text
 from ..._extras import packages_of_extra
 from ..._loading_errors import explained_loading
+from ...data.records import TokenRows
 from ...data.tokenizer_pair import TokenizerPair
 from ...errors import UserError
 from ...models.configuration_nmt_transformer import NMTTransformerConfig
-from ..batching import Tokens
 from ..model_settings import LengthLimits, end_ids, length_limits
 from ..options import DecodingOptions, reject_unsupported, rejected_settings, unusual_settings
 from .export_settings import damaged_export, read_export_settings
@@ -107,10 +107,10 @@ class CTranslate2Backend(TranslatesOnly):
     def search_batch(self, request: SearchRequest) -> SearchResult:
         """Translate a batch."""
         options, penalty = request.options, float(request.options.penalty())
-        prefixes = [[self.target_symbols[id] for id in prefix] for prefix in request.prefixes]
+        prefixes = [[self.target_symbols[id] for id in prefix.ids] for prefix in request.prefixes]
         try:
             results = getattr(self.thread, "engine", self.engine).translate_batch(
-                [[self.source_symbols[id] for id in source] for source in request.sources],
+                [[self.source_symbols[id] for id in source.ids] for source in request.sources],
                 target_prefix=prefixes if any(prefixes) else None,
                 max_input_length=0,
                 beam_size=options.beams,
@@ -180,12 +180,12 @@ class CTranslate2Backend(TranslatesOnly):
                 self.thread.__dict__.pop("engine", None)
                 package.set_random_seed(RANDOM_SEED)
 
-    def score(self, sources: Tokens, targets: Tokens) -> list[list[float]]:
+    def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
         ends = end_ids(self.model)
         # The engine appends the end token itself, and scores it.
-        texts = [target[:-1] if target and target[-1] in ends else target for target in targets]
+        texts = [row.ids[:-1] if row.ids and row.ids[-1] in ends else row.ids for row in targets]
         results = self.engine.score_batch(
-            [[self.source_symbols[id] for id in source] for source in sources],
+            [[self.source_symbols[id] for id in source.ids] for source in sources],
             [[self.target_symbols[id] for id in text] for text in texts],
             max_input_length=0,  # it would cut off sources after 1,024 tokens
         )

@@ -21,10 +21,10 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from ...data.records import TokenRows
 from ...data.tokenizer_checks import stamp, vocabulary_sizes
 from ...data.tree_inputs import tree_options
 from ...errors import UserError
-from ..batching import Tokens, given_count
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_settings import LengthLimits, end_ids, setting
@@ -98,7 +98,8 @@ class EnsembleBackend(TranslatesOnly):
         with explained_generation(self.model, options), eval_mode(*(member.model for member in self.members)):
             processors = self.processors(options)
             if any(request.prefixes):
-                processors.append(PrefixPerSentence(request.prefixes, given=list(map(given_count, request.prefixes))))
+                own = request.prefixes
+                processors.append(PrefixPerSentence([row.ids for row in own], given=[row.given for row in own]))
             if (end := setting(self.model, "forced_eos_token_id")) is not None:
                 processors.append(EndPerSentence(end, request.max_lengths))
             rows = EnsembleRows([member.start_rows(request.sources, options.beams) for member in self.members])
@@ -119,7 +120,7 @@ class EnsembleBackend(TranslatesOnly):
             [make(settings[name], ends) for name, make in PROCESSORS.items() if name in settings]
         )
 
-    def score(self, sources: Tokens, targets: Tokens) -> list[list[float]]:
+    def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
         scores = [member.score(sources, targets) for member in self.members]
         return [[sum(values) / len(values) for values in zip(*rows, strict=True)] for rows in zip(*scores, strict=True)]
 

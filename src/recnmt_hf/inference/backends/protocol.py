@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 
+from ...data.records import TokenRows
 from ...data.tokenizer_pair import TokenizerPair
 from ...errors import UserError
-from ..batching import Tokens
 from ..model_settings import LengthLimits
 from ..options import DecodingOptions
 
@@ -20,8 +20,8 @@ from ..options import DecodingOptions
 class SearchRequest:
     """Batch of sources to translate."""
 
-    sources: Tokens  # each with its end token
-    prefixes: Tokens  # tokens that each translation begins with; may be empty
+    sources: TokenRows  # each with its end token
+    prefixes: TokenRows  # tokens that each translation begins with; may be empty
     max_lengths: Sequence[int]  # new tokens for each source, prefix and end token included
     options: DecodingOptions
     numbers: Sequence[int] = ()  # of the sentence of each source in the call, from 0
@@ -56,16 +56,16 @@ class Backend(Protocol):
     def limits(self) -> LengthLimits:
         """Numbers of source and target tokens that the model's positions allow."""
 
-    def encode(self, sources: Tokens) -> EncodedSources:
+    def encode(self, sources: TokenRows) -> EncodedSources:
         """Run the encoder."""
 
     def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
         """Translate one batch or several, all with the same options."""
 
-    def score(self, sources: Tokens, targets: Tokens) -> list[list[float]]:
+    def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
         """Return the log-probability of every target token, one list per target."""
 
-    def attention(self, sources: Tokens, targets: Tokens) -> tuple[torch.Tensor, ...]:
+    def attention(self, sources: TokenRows, targets: TokenRows) -> tuple[torch.Tensor, ...]:
         """
         Return the cross-attention under teacher forcing, per decoder layer `(batch_size, num_heads, target_length,
         source_length)`. Row j belongs to the step that predicts target token j.
@@ -87,8 +87,8 @@ class TranslatesOnly:
     def inspected_model(self) -> NoReturn:
         raise UserError("model.not_inspectable", field=self.model.name_or_path, kind=self.kind)
 
-    def encode(self, sources: Tokens) -> NoReturn:
+    def encode(self, sources: TokenRows) -> NoReturn:
         self.inspected_model()
 
-    def attention(self, sources: Tokens, targets: Tokens) -> NoReturn:
+    def attention(self, sources: TokenRows, targets: TokenRows) -> NoReturn:
         self.inspected_model()

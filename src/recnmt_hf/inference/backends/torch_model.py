@@ -23,12 +23,13 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from ...data.records import TokenRows
 from ...data.tokenizer_pair import TokenizerPair
 from ...data.tree_inputs import tree_options
 from ...errors import UserError
 from ...models.kernels_cpu_matmuls import project
 from ...models.seq2seq_outputs import CACHE
-from ..batching import Tokens, given_count, pad_rows, start_of, tree_inputs
+from ..batching import pad_rows, tree_inputs
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_checks import check_weights
@@ -87,7 +88,7 @@ class TorchBackend:
     def seeded(self, seed: int | None) -> AbstractContextManager[Any]:
         return nullcontext() if seed is None else SeededDraws(seed)
 
-    def encode(self, sources: Tokens) -> EncodedSources:
+    def encode(self, sources: TokenRows) -> EncodedSources:
         inputs = self.source_inputs(sources)
         with eval_mode(self.model):
             output = self.model.get_encoder()(**inputs, return_dict=True)
@@ -126,11 +127,12 @@ class TorchBackend:
         inputs, settings = self.source_inputs(request.sources), dict(settings)
         processors = LogitsProcessorList(settings.pop("logits_processor", None) or [])
         if has_prefixes:
-            processors.append(PrefixPerSentence(request.prefixes, given=list(map(given_count, request.prefixes))))
+            own = request.prefixes
+            processors.append(PrefixPerSentence([row.ids for row in own], given=[row.given for row in own]))
         if (end := settings.pop("forced_eos_token_id", setting(self.model, "forced_eos_token_id"))) is not None:
             processors.append(EndPerSentence(end, request.max_lengths))
         max_lengths = torch.tensor(request.max_lengths, device=self.model.device)
-        if any(start_of(prefix) is not None for prefix in request.prefixes):
+        if any(prefix.start is not None for prefix in request.prefixes):
             settings["decoder_start_token_id"] = start_ids(self.model, request.prefixes)
         if custom_generate is not None:
             settings["custom_generate"] = custom_generate
@@ -162,7 +164,7 @@ class TorchBackend:
             last = self.shortlist = key, Shortlist.read(path, self.tokenizers, first, best)
         return partial(ShortlistRows, tokens=last[1].tokens(request.sources, request.prefixes))
 
-    def score(self, sources: Tokens, targets: Tokens) -> list[list[float]]:
+    def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
         inputs, labels = self.source_inputs(sources), self.pad_targets(targets)
         inputs["decoder_input_ids"] = shift_right(self.model, labels, targets)
         with eval_mode(self.model):
@@ -176,7 +178,7 @@ class TorchBackend:
                 log_probs = torch.cat(found).view(labels.shape)
         return [row[: len(target)] for row, target in zip(log_probs.tolist(), targets, strict=True)]
 
-    def attention(self, sources: Tokens, targets: Tokens) -> tuple[torch.Tensor, ...]:
+    def attention(self, sources: TokenRows, targets: TokenRows) -> tuple[torch.Tensor, ...]:
         # The encoder runs separately, without attentions and other optional outputs, which may be large.
         encoded = self.encode(sources)
         attentions: Any = None
@@ -190,7 +192,7 @@ class TorchBackend:
             raise UserError("alignment.no_attention" if attends_words else "alignment.other_memory")
         return attentions
 
-    def decoder_attention(self, model: Any, encoded: EncodedSources, targets: Tokens) -> Any:
+    def decoder_attention(self, model: Any, encoded: EncodedSources, targets: TokenRows) -> Any:
         """Return the cross-attentions that a model returns for encoded sources; those of fast kernels are `None`."""
         with eval_mode(model):
             return model.base_model(  # without logits of the whole vocabulary
@@ -202,7 +204,7 @@ class TorchBackend:
                 output_attentions=True,
             ).cross_attentions
 
-    def start_rows(self, sources: Tokens, beams: int) -> ModelRows:
+    def start_rows(self, sources: TokenRows, beams: int) -> ModelRows:
         """Encode sources and start a search of an ensemble with `beams` consecutive rows for each."""
         encoded = TorchBackend.encode(self, sources)  # a model in ONNX shows its states to searches only
         # The model repeats tensors that the beams of a source do not share, as in `generate`.
@@ -220,15 +222,15 @@ class TorchBackend:
         config = self.model.config.get_text_config(decoder=True)
         return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
 
-    def source_inputs(self, sources: Tokens) -> dict[str, torch.Tensor]:
+    def source_inputs(self, sources: TokenRows) -> dict[str, torch.Tensor]:
         """Return the inputs of the encoder: padded token ids and their mask, and trees if the model reads them."""
-        ids, mask = pad_rows(sources, self.tokenizers.source.pad_token_id, self.model.device)
+        ids, mask = pad_rows([row.ids for row in sources], self.tokenizers.source.pad_token_id, self.model.device)
         trees = {} if tree_options(self.model.config) is None else tree_inputs(sources, ids.shape[1], ids.device)
         return {"input_ids": ids, "attention_mask": mask, **trees}
 
-    def pad_targets(self, targets: Tokens) -> torch.Tensor:
+    def pad_targets(self, targets: TokenRows) -> torch.Tensor:
         """Return padded token ids, on the model's device."""
-        return pad_rows(targets, self.tokenizers.target.pad_token_id, self.model.device)[0]
+        return pad_rows([row.ids for row in targets], self.tokenizers.target.pad_token_id, self.model.device)[0]
 
 
 def output_logits(model: Any, states: torch.Tensor) -> torch.Tensor:
@@ -243,7 +245,7 @@ def chosen_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
     return logits.gather(-1, labels[..., None])[..., 0] - logits.logsumexp(dim=-1)
 
 
-def shift_right(model: PreTrainedModel, labels: torch.Tensor, targets: Tokens) -> torch.Tensor:
+def shift_right(model: PreTrainedModel, labels: torch.Tensor, targets: TokenRows) -> torch.Tensor:
     """
     Return the decoder's input for the padded labels of targets, both `(batch_size, target_length)`, as `generate`
     starts it.
@@ -251,9 +253,9 @@ def shift_right(model: PreTrainedModel, labels: torch.Tensor, targets: Tokens) -
     return torch.cat([labels.new_tensor(start_ids(model, targets))[:, None], labels[:, :-1]], dim=1)
 
 
-def start_ids(model: Any, targets: Tokens) -> list[int]:
+def start_ids(model: Any, targets: TokenRows) -> list[int]:
     """Return the first input of the decoder for each translation."""
-    return [start_id(model) if start is None else start for start in map(start_of, targets)]
+    return [start_id(model) if row.start is None else row.start for row in targets]
 
 
 def requires_sources(model: Any) -> bool:
