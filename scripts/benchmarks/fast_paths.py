@@ -210,8 +210,8 @@ def absorbed_step_cases(size: str, batch_size: int, beams: int) -> Iterator[Case
 
     from recnmt_hf import BiARNTransformerConfig
     from recnmt_hf.models.attention import MultiHeadAttention
+    from recnmt_hf.models.decoder_cache import SourceMemoryCache
     from recnmt_hf.models.kernels_biarn_transformer import AbsorbingAttention
-    from recnmt_hf.models.source_memory import SourceMemoryLayer
 
     config: Any = BiARNTransformerConfig.from_preset(size)
     config._attn_implementation = "sdpa"
@@ -219,11 +219,7 @@ def absorbed_step_cases(size: str, batch_size: int, beams: int) -> Iterator[Case
     attention = AbsorbingAttention(config, config.d_model, heads, 0.0, layer_idx=0, memory="recurrence").eval()
     memory = torch.randn(batch_size, config.recurrence_steps, config.d_model)
     state = torch.randn(batch_size * beams, 1, config.d_model)
-    caches = []
-    for _ in range(2):
-        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        cache.cross_attention_cache.layers.append(SourceMemoryLayer())
-        caches.append(cache)
+    caches = [EncoderDecoderCache(DynamicCache(), SourceMemoryCache(1)) for _ in range(2)]
     yield Case(
         "attention absorbed by its memory",
         f"step of {batch_size} x {beams} beams",

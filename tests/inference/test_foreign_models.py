@@ -21,7 +21,7 @@ from recnmt_hf.data.records import Tokens
 from recnmt_hf.data.sharded import ShardedDataset
 from recnmt_hf.data.sharding import ShardSettings, prepare_shards
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
-from recnmt_hf.inference import DecodingOptions, Translator, waiting
+from recnmt_hf.inference import DecodingOptions, Translator, search
 from recnmt_hf.inference.model_settings import start_id
 from recnmt_hf.training.building import ModelSection, stage_configs
 from recnmt_hf.training.trainer import TranslationTrainer
@@ -222,9 +222,9 @@ def test_prefixes_splitting_and_batches(zoo, sentences, name):
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_sentences_of_several_batches_go_on_together(zoo, corpus, monkeypatch, name):
     joined = []
-    own = waiting.join_searches
-    monkeypatch.setattr(waiting, "join_searches", lambda *searches: joined.append(own(*searches)) or joined[-1])
-    monkeypatch.setattr(waiting, "FEW_ROWS", 4)
+    own = search.join_searches
+    monkeypatch.setattr(search, "join_searches", lambda *searches: joined.append(own(*searches)) or joined[-1])
+    monkeypatch.setattr(search, "FEW_ROWS", 4)
     batches = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     monkeypatch.setattr("recnmt_hf.inference.translator.batches_by_tokens", lambda *_: batches)
     sentences = [pair.en for pair in corpus["test"][:10]]

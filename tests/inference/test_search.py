@@ -10,7 +10,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.families import FAMILIES
-from recnmt_hf.inference import waiting
+from recnmt_hf.inference import search as search_module
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.search import ModelRows, best_continuations
 from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM
@@ -124,19 +124,19 @@ def test_prefixes_and_batches(translator, corpus, monkeypatch):
 def test_searches_of_several_batches_go_on_together(translator, corpus, monkeypatch, name):
     """Also with limits of length, sources and beginnings of different lengths, and results are in order."""
     joined = []
-    own = waiting.join_searches
+    own = search_module.join_searches
 
     def counted(first, second):
         search = own(first, second)
         joined.append(len(search.numbers))
-        assert waiting.tokens_of(search) <= options["max_tokens"]
+        assert search_module.tokens_of(search) <= options["max_tokens"]
         return search
 
     sentences = [pair.en for pair in corpus["test"][:16]] + ["A.", "", "The dog sleeps."]
     prefixes = ["Der Hund", "", "Die"] + [""] * 16
     options = {"max_length_factor": 0.6, "max_length_extra": 3, "max_tokens": 10_000, **SETTINGS[name]}
-    monkeypatch.setattr(waiting, "join_searches", counted)
-    monkeypatch.setattr(waiting, "FEW_ROWS", 5 * options["beams"])
+    monkeypatch.setattr(search_module, "join_searches", counted)
+    monkeypatch.setattr(search_module, "FEW_ROWS", 5 * options["beams"])
     # Batches of sentences of different lengths, which therefore end at different steps.
     batches = [list(range(first, min(first + 6, 18))) for first in range(0, 18, 6)]
     monkeypatch.setattr("recnmt_hf.inference.translator.batches_by_tokens", lambda *_: batches)
@@ -151,15 +151,15 @@ def test_searches_of_several_batches_go_on_together(translator, corpus, monkeypa
 def test_few_sentences_may_wait(translator, corpus, monkeypatch):
     """Waiting sentences take a limited share of the memory of a batch."""
     shares = []
-    own = waiting.Waiting.may_wait
+    own = search_module.is_small
 
-    def counted(self, search):
-        answer = own(self, search)
+    def counted(search, waiting, max_tokens):
+        answer = own(search, waiting, max_tokens)
         if answer:
-            shares.append(waiting.tokens_of(search, *self.searches.values()) / self.max_tokens)
+            shares.append(search_module.tokens_of(search, *waiting.values()) / max_tokens)
         return answer
 
-    monkeypatch.setattr(waiting.Waiting, "may_wait", counted)
+    monkeypatch.setattr(search_module, "is_small", counted)
     translator([pair.en for pair in corpus["test"][:60]], beams=1, max_length_extra=4, max_tokens=250)
     assert shares and max(shares) <= 0.5
 

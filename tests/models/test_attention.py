@@ -21,7 +21,7 @@ from recnmt_hf.models.attention import (
     source_mask,
     visible_positions,
 )
-from recnmt_hf.models.source_memory import use_source_memory
+from recnmt_hf.models.decoder_cache import SourceMemoryCache
 
 
 def config(implementation="sdpa"):
@@ -167,14 +167,13 @@ def test_beams_attend_the_memory_of_their_source(sources, implementation):
     queries, memory = (torch.randn(n, 2, d, dtype=torch.float64) for n, d in ((2 * sources, 4), (sources, 6)))
     visible = torch.tensor([[True, False], [True, True], [True, True]])[:sources]
     mask = visible[:, None, None]
-    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    use_source_memory(cache, 1)
+    cache = EncoderDecoderCache(DynamicCache(), SourceMemoryCache(1))
     weights_asked = {"output_attentions": implementation == "sdpa"}
     found, weights = layer(queries, memory, mask, cache, **weights_asked)
     expected = [by_hand(layer, queries[i], memory[i // 2], visible[i // 2]) for i in range(2 * sources)]
     torch.testing.assert_close(found, torch.stack([output for output, _ in expected]))
-    kept = cache.cross_attention_cache.layers[0]
-    assert list(kept.memories) == ["encoder"] and kept.decoder_rows == 2 * sources
+    kept = cache.cross_attention_cache
+    assert list(kept.layers[0].memories) == ["encoder"] and kept.beams == 2
     torch.testing.assert_close(layer(queries, None, mask, cache)[0], found)
     if implementation == "flex_attention":
         assert weights is None

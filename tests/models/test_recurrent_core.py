@@ -5,17 +5,24 @@ from dataclasses import dataclass, field, fields
 import pytest
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
 from transformers.modeling_outputs import Seq2SeqModelOutput
 from user_errors import rejects
 
-from recnmt_hf.models.kernels_biarn_transformer import stores_source_memories
-from recnmt_hf.models.recurrent_cache import (
+from recnmt_hf.models.decoder_cache import (
     RecurrentAttentionLayer,
     RecurrentStateLayer,
+    SourceMemoryCache,
     StaticRecurrentAttentionLayer,
     StaticRecurrentStateLayer,
+    cached_vector,
+    can_concat,
+    complete_cache,
+    concat,
+    read_source_memory,
     recurrent_layer,
+    source_memories,
+    spread_over_beams,
 )
 from recnmt_hf.models.recurrent_layers import (
     CachedRecurrence,
@@ -32,17 +39,6 @@ from recnmt_hf.models.seq2seq_outputs import (
     memory_mask,
     memory_states,
     with_extra_outputs,
-)
-from recnmt_hf.models.source_memory import (
-    BeamMoves,
-    SourceMemoryLayer,
-    cached_value,
-    cached_vector,
-    fill_cache,
-    one_row_per_source,
-    read_source_memory,
-    spread_over_beams,
-    use_source_memory,
 )
 
 
@@ -120,7 +116,7 @@ def test_a_cached_recurrence_continues_where_it_stopped(cell):
     torch.testing.assert_close(recurrence(words), recurrence(words, initial_state=lambda: torch.zeros_like(start)))
     for pieces in ([6], [1] * 6, [2, 1, 3]):
         cache = DynamicCache()
-        fill_cache(cache, ["recnmt_recurrent"])
+        complete_cache(cache, ["recnmt_recurrent"], 1)
         cache.activate_past_recording()
         found = [recurrence(piece, None, cache, lambda: start) for piece in words.split(pieces, dim=1)]
         torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-12, rtol=0)
@@ -130,7 +126,7 @@ def test_a_cached_recurrence_continues_where_it_stopped(cell):
         torch.testing.assert_close(again, expected[:, 4:], atol=1e-12, rtol=0)
     mask = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 0]])
     cache = DynamicCache()
-    fill_cache(cache, ["recnmt_recurrent"])
+    complete_cache(cache, ["recnmt_recurrent"], 1)
     padded = torch.full((2, 4, 3), float("nan"), dtype=torch.float64)
     padded[mask != 0] = words[:, :2].flatten(0, 1)
     found = recurrence(padded, mask, cache, lambda: start)
@@ -299,18 +295,6 @@ def test_keys_and_states_are_cut_and_moved_together():
     check([2, 2, 0, 0], 1)
 
 
-def test_recurrent_states_are_offloaded_and_fetched():
-    layer = RecurrentStateLayer()
-    layer.offload()
-    layer.activate_past_recording()
-    layer.update_states(state=torch.ones(1, 3, 2))
-    layer.offload()
-    assert torch.equal(layer.get_state(), torch.ones(1, 2))
-    layer.device = torch.device("meta")
-    layer.prefetch()
-    assert layer.get_state().device.type == layer.history["state"].device.type == "meta"
-
-
 def test_states_of_a_static_layer_stay_where_they_are():
     layer, states = StaticRecurrentAttentionLayer(max_cache_len=3), torch.randn(2, 3, 2)
     layer.update(states[:, None], -states[:, None])
@@ -327,12 +311,12 @@ def test_a_cache_without_recurrent_layers_is_refused():
     for layer_idx in (0, 1):
         with rejects("cache.no_recurrent_state", "cache"):
             recurrent_layer(cache, layer_idx)
-    fill_cache(cache, ["recnmt_recurrent"])
+    complete_cache(cache, ["recnmt_recurrent"], 1)
     first = cache.layers[0]
-    fill_cache(cache, ["recnmt_recurrent", "recnmt_recurrent_attention"])
+    complete_cache(cache, ["recnmt_recurrent", "recnmt_recurrent_attention"], 2)
     assert [recurrent_layer(cache, i) for i in (0, 1)] == cache.layers and cache.layers[0] is first
     assert recurrent_layer(None) is None and recurrent_layer(EncoderDecoderCache(cache, DynamicCache())) is first
-    fill_cache(None, ["recnmt_recurrent"])
+    complete_cache(None, ["recnmt_recurrent"], 1)
 
 
 def test_recurrent_layer_moves_its_states():
@@ -347,78 +331,70 @@ def test_recurrent_layer_moves_its_states():
     assert torch.equal(layer.get_state("h"), states[[2, 0], 0])
 
 
+def filled_sources(keys, beams, num_layers=1):
+    """Return the memories of a cache with these keys in each layer."""
+    sources = SourceMemoryCache(num_layers)
+    for layer in sources.layers:
+        layer.store("encoder", keys, -keys)
+        layer.store("recurrence", keys + 2, keys + 3)
+    sources.beams = beams
+    return sources
+
+
 def test_source_memory_is_not_moved_within_a_source():
-    layer = SourceMemoryLayer()
-    keys = torch.randn(2, 1, 3, 4)
-    layer.store("encoder", keys, keys, decoder_rows=6)
-    layer.shared = {"encoder mask": torch.tensor([[True], [False]]), "global": torch.tensor([[1.0], [2.0]])}
-    layer.reorder_cache(torch.tensor([1, 1, 0, 5, 3, 3]))
-    assert layer.keys is keys
-    layer.reorder_cache(torch.tensor([3, 1, 0, 5, 3, 3]))
-    assert torch.equal(layer.keys, keys[[1, 0, 0, 1, 1, 1]])
-    assert layer.shared["encoder mask"][:, 0].tolist() == [False, True, True, False, False, False]
-    assert layer.shared["global"][:, 0].tolist() == [2, 1, 1, 2, 2, 2]
-    layer.reset()
-    assert not layer.shared
+    keys, rows = torch.randn(2, 1, 3, 4), torch.tensor([3, 1, 0, 5, 3, 3])
+    sources = filled_sources(keys, beams=3)
+    sources.masks["encoder"] = torch.tensor([[True], [False]])
+    sources.vectors["global"] = torch.tensor([1.0, 1.0, 1.0, 2.0, 2.0, 2.0])
+    layer = sources.layers[0]
+    sources.reorder_cache(torch.tensor([1, 1, 0, 5, 3, 3]))
+    assert layer.memories["encoder"][0] is keys is layer.keys
+    sources.reorder_cache(rows)
+    assert torch.equal(layer.keys, keys[rows // 3]) and torch.equal(layer.values, -layer.keys)
+    assert torch.equal(layer.memories["recurrence"][1], keys[rows // 3] + 3)
+    assert torch.equal(sources.masks["encoder"][:, 0], rows < 3)
+    assert torch.equal(sources.vectors["global"], rows // 3 + 1.0)
+    sources.reset()
+    assert not sources.masks and not sources.vectors and not layer.memories and layer.keys is None
 
 
 def test_one_row_per_source_and_back():
     rows = torch.arange(6)[:, None]
-    assert one_row_per_source(rows, 2)[:, 0].tolist() == [0, 3]
-    assert one_row_per_source(None, 2) is None and one_row_per_source(rows, 6) is rows
     assert spread_over_beams(rows[:2], 6)[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
     assert spread_over_beams(rows, 6) is rows
     assert spread_over_beams(rows[:1], 2)[:, 0].tolist() == [0, 0]
 
 
-def test_an_answer_about_beams_is_never_older_than_a_reordering():
-    """Rows in another tensor, rows written into the same one, another number of beams: looked at again."""
-    moves, first, second = BeamMoves(), SourceMemoryLayer(), SourceMemoryLayer()
-    within, across = torch.tensor([1, 1, 0, 5, 3, 3]), torch.tensor([3, 1, 0, 5, 3, 3])
-    assert moves.stay_within_sources(first, within, 3) and moves.stay_within_sources(second, within, 3)
-    assert not moves.stay_within_sources(second, across, 3) and not moves.stay_within_sources(first, across, 3)
-    assert moves.stay_within_sources(first, within, 3) and not moves.stay_within_sources(second, within, 2)
-    rows = within.clone()
-    assert moves.stay_within_sources(first, rows, 3)
-    rows.copy_(across)
-    assert not moves.stay_within_sources(first, rows, 3) and not moves.stay_within_sources(second, rows, 3)
-
-
 def test_beams_are_looked_at_once_for_all_layers(monkeypatch):
-    cache, keys, looks = EncoderDecoderCache(DynamicCache(), DynamicCache()), torch.randn(2, 1, 3, 4), []
-    use_source_memory(cache, 3)
-    for layer in cache.cross_attention_cache.layers:
-        layer.store("encoder", keys, keys, decoder_rows=6)
+    keys, looks = torch.randn(2, 1, 3, 4), []
+    cache = EncoderDecoderCache(DynamicCache(), filled_sources(keys, 3, num_layers=3))
     equal = torch.equal
     monkeypatch.setattr(torch, "equal", lambda *args: looks.append(args) or equal(*args))
     cache.reorder_cache(torch.tensor([1, 1, 0, 5, 3, 3]))
     assert len(looks) == 1 and all(layer.keys is keys for layer in cache.cross_attention_cache.layers)
 
 
-def test_growing_layers_become_source_memories_once():
-    """Layers that hold something and static ones stay; a filled cache stays as it is."""
-    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    layers, keys = cache.cross_attention_cache.layers, torch.randn(2, 1, 3, 4)
-    foreign, static = DynamicLayer(), StaticLayer(3)
-    foreign.update(keys, keys)
-    layers += [DynamicLayer(), foreign, static]
-    use_source_memory(cache, 4)
-    assert layers[1:3] == [foreign, static] and len(layers) == 4
-    assert layers[0].moves is layers[3].moves is not None
-    before = list(layers)
-    use_source_memory(cache, 6)
-    assert layers == before
+def test_an_empty_growing_cache_gets_source_memories_once():
+    """Caches that hold something and static ones stay as they are."""
+    cache, keys = EncoderDecoderCache(DynamicCache(), DynamicCache()), torch.randn(2, 1, 3, 4)
+    complete_cache(cache, None, 4)
+    sources = cache.cross_attention_cache
+    assert source_memories(cache) is sources and len(sources.layers) == 4
+    complete_cache(cache, None, 6)
+    assert cache.cross_attention_cache is sources and len(sources.layers) == 4
     filled = EncoderDecoderCache(DynamicCache(), DynamicCache())
     filled.cross_attention_cache.update(keys, keys, 0)
-    use_source_memory(filled, 2)
-    assert [type(layer) for layer in filled.cross_attention_cache.layers] == [DynamicLayer]
-    assert stores_source_memories(cache, 3) and not stores_source_memories(cache, 1)
-    assert not stores_source_memories(cache, None) and not stores_source_memories(DynamicCache(), 0)
+    static = EncoderDecoderCache(DynamicCache(), Cache(layers=[StaticLayer(3)]))
+    for other in (filled, static):
+        before = other.cross_attention_cache
+        complete_cache(other, None, 2)
+        assert other.cross_attention_cache is before and len(before.layers) == 1
+        assert source_memories(other) is None
+    assert source_memories(None) is None and source_memories(DynamicCache()) is None
 
 
 def test_what_layers_share_is_prepared_once_per_source():
-    cache, computed = EncoderDecoderCache(DynamicCache(), DynamicCache()), []
-    use_source_memory(cache, 1)
+    cache, computed = EncoderDecoderCache(DynamicCache(), SourceMemoryCache(1)), []
 
     def compute():
         computed.append(torch.tensor([[1.0], [2.0]]))
@@ -426,46 +402,67 @@ def test_what_layers_share_is_prepared_once_per_source():
 
     for _ in range(2):
         assert cached_vector(cache, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2]
-        assert cached_value(cache, "encoder mask", compute) is computed[1]
-    assert len(computed) == 2
-    assert cached_vector(None, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2]
-    assert cached_value(None, "encoder", compute) is computed[-1] and len(computed) == 4
-    foreign = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    foreign.cross_attention_cache.layers.append(StaticLayer(4))
-    assert cached_value(foreign, "encoder", compute) is computed[-1] and len(computed) == 5
+    assert len(computed) == 1
+    cache.batch_repeat_interleave(2)
+    assert cached_vector(cache, "global", compute, 8)[:, 0].tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert len(computed) == 1
+    assert cached_vector(None, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2] and len(computed) == 2
 
 
 def test_source_memory_goes_with_selected_and_repeated_rows():
-    layer, keys = SourceMemoryLayer(), torch.randn(3, 1, 2, 4)
-    layer.update(keys, -keys)  # as transformers fills a layer: one row for each source
-    shared = torch.zeros(1, 1)
-    layer.shared = {"encoder": torch.tensor([[0], [1], [2]]), "other": None, "shared": shared}
-    assert layer.is_initialized and layer.decoder_rows == 3
-    layer.batch_select_indices(torch.tensor([2, 0]))
-    layer.batch_repeat_interleave(2)
-    layer.reorder_cache(torch.tensor([3, 0, 1, 2]))
+    keys, shared = torch.randn(3, 1, 2, 4), torch.zeros(1, 1)
+    cache = EncoderDecoderCache(DynamicCache(), SourceMemoryCache(1))
+    sources, layer = cache.cross_attention_cache, cache.cross_attention_cache.layers[0]
+    sources.update(keys, -keys, 0)  # as transformers fills a layer: one row for each source
+    sources.masks |= {"encoder": torch.tensor([[0], [1], [2]]), "other": None, "shared": shared}
+    assert layer.is_initialized
+    cache.batch_select_indices(torch.tensor([2, 0]))
+    cache.batch_repeat_interleave(2)
+    cache.reorder_cache(torch.tensor([3, 0, 1, 2]))
     expected = [0, 2, 2, 0]
     assert torch.equal(layer.keys, keys[expected]) and torch.equal(layer.values, -keys[expected])
-    assert layer.shared["encoder"][:, 0].tolist() == expected
-    assert layer.shared["other"] is None and layer.shared["shared"] is shared
-    layer.reset()
+    assert sources.masks["encoder"][:, 0].tolist() == expected
+    assert sources.masks["other"] is None and sources.masks["shared"] is shared
+    cache.reset()
     assert layer.keys is None and layer.values is None and not layer.is_initialized
+    sources.masks["encoder"] = shared
+    cache.reorder_cache(torch.tensor([0]))  # without memories, rows belong to no source
+    assert not sources.masks
 
 
-def test_source_memory_is_offloaded_and_fetched_whole():
-    layer, keys = SourceMemoryLayer(), torch.randn(2, 1, 3, 4)
-    layer.offload()
-    layer.prefetch()  # nothing yet
-    layer.store("encoder", keys, keys + 1, decoder_rows=2)
-    layer.store("recurrence", keys + 2, keys + 3, decoder_rows=2)
-    layer.shared = {"encoder mask": torch.ones(2, 3), "recurrence mask": None, "global": torch.ones(2, 1)}
-    layer.offload()
-    assert torch.equal(layer.keys, keys) and torch.equal(layer.memories["recurrence"][1], keys + 3)
-    layer.device = torch.device("meta")
-    layer.prefetch()
-    shared = [layer.shared["encoder mask"], layer.shared["global"]]
-    moved = [layer.keys, layer.values, *layer.memories["recurrence"], *shared]
-    assert all(tensor.device.type == "meta" for tensor in moved) and layer.shared["recurrence mask"] is None
+def test_joined_caches_have_the_rows_of_both():
+    """Layers of transformers and of this package; shorter memories are filled up, and all beams have their source."""
+    states, keys, memory = torch.randn(5, 3, 2), torch.randn(5, 1, 3, 4), torch.randn(3, 1, 6, 4)
+
+    def cache_of(rows, sources, length):
+        own = DynamicCache()
+        own.layers += [DynamicLayer(), RecurrentStateLayer(), RecurrentAttentionLayer(), DynamicLayer()]
+        plain, recurrent, attending, _ = own.layers  # the last one stays empty
+        plain.update(keys[rows], -keys[rows])
+        recurrent.update_states(h=states[rows], c=-states[rows])
+        attending.update(keys[rows], -keys[rows])
+        attending.update_states(h=states[rows])
+        return EncoderDecoderCache(own, filled_sources(memory[sources, :, :length], beams=1))
+
+    first, second = cache_of([0, 1], [0, 1], 4), cache_of([2], [2], 6)
+    for cache in (first, second):
+        cache.cross_attention_cache.masks["encoder"] = torch.ones(1, 1)
+        assert can_concat(cache)
+        cache.batch_repeat_interleave(2)
+    concat(first, second)
+    rows = [0, 0, 1, 1, 2, 2]
+    plain, recurrent, attending, empty = first.self_attention_cache.layers
+    for layer in (plain, attending):
+        assert torch.equal(layer.keys, keys[rows]) and torch.equal(layer.values, -keys[rows])
+    assert torch.equal(recurrent.get_state("c"), -states[rows, -1]) and not empty.is_initialized
+    assert torch.equal(attending.get_state("h"), states[rows, -1])
+    kept = first.cross_attention_cache
+    expected = memory.clone()
+    expected[:2, :, 4:] = 0
+    assert torch.equal(kept.layers[0].keys, expected) and torch.equal(kept.layers[0].values, -expected)
+    assert kept.beams == 2 and not kept.masks  # prepared again from the joined inputs
+    static = EncoderDecoderCache(Cache(layers=[StaticLayer(3)]), DynamicCache())
+    assert not can_concat(static) and not can_concat(DynamicCache()) and not can_concat(None)
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -492,8 +489,7 @@ def test_memories_in_foreign_caches_have_a_row_for_each_beam(static):
 
 
 def test_memories_in_a_cache_are_read_once():
-    cache, states = EncoderDecoderCache(DynamicCache(), DynamicCache()), torch.randn(2, 3, 4)
-    use_source_memory(cache, 1)
+    cache, states = EncoderDecoderCache(DynamicCache(), SourceMemoryCache(1)), torch.randn(2, 3, 4)
     first = read_source_memory("encoder", 0, lambda x: (x[:, None], -x[:, None]), states, None, cache, 4)
     assert cache.is_updated[0]
     again = read_source_memory("encoder", 0, None, states, None, cache, 4)

@@ -30,8 +30,8 @@ from ..inference.backends.onnx_model import (
     OnnxModel,
     load_onnx_runtime,
 )
+from ..models.decoder_cache import self_attention_cache
 from ..models.seq2seq_outputs import CACHE
-from ..models.source_memory import self_attention_cache
 from .checked_copy import load_checked
 from .engines import write_settings
 
@@ -39,7 +39,7 @@ from .engines import write_settings
 # One file with the weights of all graphs.
 WEIGHTS = "weights.onnx_data"
 SMALLEST_SHARED = 1024  # bytes; smaller weights are stored in the graphs
-SHARED = "shared."  # masks and vectors of a source in names of the cache
+SHARED = ("masks", "vectors")  # of a source, in names of the cache
 STEPS = "steps"  # name of the number of tokens read, one for each row
 PAGE = 4096  # alignment of weights in the file, for memory mapping
 # Allowed difference of logits: this share of the largest logit, or this multiple of the model's own rounding error.
@@ -147,7 +147,7 @@ class DecoderGraph(nn.Module):
         inputs: dict[str, Any] = {"decoder_input_ids": decoder_input_ids, "encoder_outputs": encoded}
         if self.cache_names:
             cache = self.model.model.decoder.prepare_cache(None, True)
-            fill_cache(cache, dict(zip(self.cache_names, tensors[count:], strict=True)), rows)
+            fill_cache(cache, dict(zip(self.cache_names, tensors[count:], strict=True)))
             inputs["cache"] = cache
         else:
             (inputs["attention_mask"],) = tensors[count:]
@@ -174,24 +174,27 @@ def flatten_cache(cache: EncoderDecoderCache, needs_steps: bool) -> dict[str, to
             tensors |= {f"{OF_WORDS}{number}.keys": layer.keys, f"{OF_WORDS}{number}.values": layer.values}
         for name, state in getattr(layer, "states", {}).items():
             tensors[f"{OF_WORDS}{number}.states.{name}"] = state
-    sources: Any = cache.cross_attention_cache.layers
-    for number, layer in enumerate(sources):
+    sources: Any = cache.cross_attention_cache
+    for number, layer in enumerate(sources.layers):
         for name, (keys, values) in layer.memories.items():
             tensors |= {f"{OF_SOURCE}{number}.{name}.keys": keys, f"{OF_SOURCE}{number}.{name}.values": values}
-        for name, tensor in layer.shared.items():
-            if tensor is not None:
-                tensors[f"{OF_SOURCE}{number}.{SHARED}{name}"] = tensor
+    for kind in SHARED:
+        shared = getattr(sources, kind).items()
+        tensors |= {f"{OF_SOURCE}{kind}.{name}": tensor for name, tensor in shared if tensor is not None}
     return tensors
 
 
-def fill_cache(cache: EncoderDecoderCache, tensors: dict[str, torch.Tensor], rows: int) -> None:
+def fill_cache(cache: EncoderDecoderCache, tensors: dict[str, torch.Tensor]) -> None:
     """Put the tensors of [`flatten_cache`] into an empty cache."""
     layers: Any = self_attention_cache(cache).layers
-    sources: Any = cache.cross_attention_cache.layers
+    sources: Any = cache.cross_attention_cache
     by_layer: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         side, place, part = name.split(".", 2)
-        by_layer.setdefault((side, int(place)), {})[part] = tensor
+        if place in SHARED:
+            getattr(sources, place)[part] = tensor
+        else:
+            by_layer.setdefault((side, int(place)), {})[part] = tensor
     for (side, number), parts in by_layer.items():
         if f"{side}." == OF_WORDS:
             layer = layers[number]
@@ -204,12 +207,11 @@ def fill_cache(cache: EncoderDecoderCache, tensors: dict[str, torch.Tensor], row
                 layer.states[name.removeprefix("states.")] = state
                 layer.steps_seen = 1 if steps is None else steps[0].clone()
             continue
-        layer = sources[number]
+        layer = sources.layers[number]
         for name in [name for name in parts if name.endswith(".keys")]:
             memory = name.removesuffix(".keys")
-            layer.store(memory, parts[name], parts[f"{memory}.values"], rows)
+            layer.store(memory, parts[name], parts[f"{memory}.values"])
             cache.is_updated[number] = True
-        layer.shared |= {name.removeprefix(SHARED): part for name, part in parts.items() if name.startswith(SHARED)}
 
 
 # -- export ------------------------------------------------------------------------------------------------------------

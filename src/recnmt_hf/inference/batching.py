@@ -52,14 +52,3 @@ def pad_rows(
     ids = torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
     return ids.to(device), mask.to(device)
-
-
-def join(first: torch.Tensor, second: torch.Tensor, padding: float = 0) -> torch.Tensor:
-    """Return the rows of two tensors; where their other sizes differ, `padding` fills up the smaller ones."""
-    if first.shape[1:] == second.shape[1:]:
-        return torch.cat([first, second])
-    sizes = [max(pair) for pair in zip(first.shape[1:], second.shape[1:], strict=True)]
-    joined = first.new_full((first.shape[0] + second.shape[0], *sizes), padding)
-    joined[(slice(first.shape[0]), *map(slice, first.shape[1:]))] = first
-    joined[(slice(first.shape[0], None), *map(slice, second.shape[1:]))] = second
-    return joined

@@ -9,7 +9,7 @@ import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
 from ..errors import UserError
-from .batching import join
+from ..models.decoder_cache import concat_rows
 
 
 class VaswaniLengthPenalty(float):
@@ -48,7 +48,7 @@ class PerSentence:
     def add_sentences(self, other: PerSentence) -> None:
         """Add those of another batch."""
         for name in self.state:
-            setattr(self, name, join(getattr(self, name), getattr(other, name), -1))
+            setattr(self, name, concat_rows(getattr(self, name), getattr(other, name), -1))
 
 
 class MaxLengthPerSentence(PerSentence, StoppingCriteria):

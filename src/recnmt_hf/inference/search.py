@@ -1,24 +1,22 @@
 """
 Greedy and beam search that drop finished sentences from the batch, with the results of transformers' own search, in
-which every sentence stays until the whole batch is finished.
+which every sentence stays until the whole batch is finished. The last sentences of several batches go on together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.cache_utils import EncoderDecoderCache
-from transformers.utils import ModelOutput
 
+from ..models.decoder_cache import can_concat, concat, concat_rows
 from ..models.seq2seq_outputs import CACHE
 from .decoding import PerSentence
 
-
-if TYPE_CHECKING:
-    from .waiting import Waiting
 
 # A batch is made smaller once this share of its sentences is finished: moving the others takes time too.
 SHARE_FINISHED = 0.1
@@ -30,6 +28,10 @@ COLUMNS = 64
 SCORES_AT_A_TIME = 2**20
 # Inputs of a model that stay the same from step to step.
 MODEL_INPUTS = ("encoder_outputs", "attention_mask")
+# A search waits when it has at most this many rows, and this share of a batch's tokens.
+FEW_ROWS, SMALL_SHARE = 64, 1 / 8
+# Those that wait have together at most this share of a batch's tokens, so that they do not need much memory.
+WAITING_SHARE = 1 / 2
 
 
 class ModelRows:
@@ -61,7 +63,7 @@ class ModelRows:
         if beams == 1:
             return self.next_logits(tokens)
         inputs, first = self.inputs, torch.arange(0, self.rows, beams, device=tokens.device)
-        self.inputs = {name: select_rows(value, {self.rows: first}) for name, value in inputs.items()}
+        self.inputs = map_tensors(partial(select_rows, {self.rows: first}), inputs)
         logits = self.next_logits(tokens.index_select(0, first))
         self.inputs = inputs
         self.cache.batch_repeat_interleave(beams)
@@ -75,47 +77,32 @@ class ModelRows:
     def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
         """Keep these rows, in this order, and the sentences that they belong to, each index once."""
         self.cache.reorder_cache(rows)
-        indices = {self.rows: rows, self.sentences: sentences}
-        self.inputs = {name: select_rows(value, indices) for name, value in self.inputs.items()}
+        self.inputs = map_tensors(partial(select_rows, {self.rows: rows, self.sentences: sentences}), self.inputs)
         self.rows, self.sentences = rows.shape[0], sentences.shape[0]
 
-
-class EnsembleRows:
-    """Rows of several models: the mean of their log-probabilities, `log p = mean_k log p_k`."""
-
-    returns_log_probs, columns, vocabulary = True, None, 0
-
-    def __init__(self, members: Sequence[ModelRows]):
-        self.members, self.sentences = members, members[0].sentences
-
-    def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.mean([member.next_logits(tokens) for member in self.members])
-
-    def first_logits(self, tokens: torch.Tensor, beams: int) -> torch.Tensor:
-        return self.mean([member.first_logits(tokens, beams) for member in self.members])
-
-    def mean(self, logits: Sequence[torch.Tensor]) -> torch.Tensor:
-        log_probs = [own.log_softmax(-1) for own in logits]
-        return sum(log_probs[1:], start=log_probs[0]) / len(log_probs)
-
-    def reorder(self, rows: torch.Tensor) -> None:
-        for member in self.members:
-            member.reorder(rows)
-
-    def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
-        for member in self.members:
-            member.select(rows, sentences)
+    def concat(self, other: ModelRows) -> None:
+        """Add the rows of another batch, which have read as many tokens."""
+        concat(self.cache, other.cache)
+        self.inputs = map_tensors(concat_rows, self.inputs, other.inputs)
+        self.rows, self.sentences = self.rows + other.rows, self.sentences + other.sentences
 
 
-def select_rows(value: Any, indices: dict[int, torch.Tensor]) -> Any:
-    """Return a value with those rows of its tensors that `indices` gives for their number of rows."""
+def map_tensors(change: Callable[..., torch.Tensor], value: Any, *others: Any) -> Any:
+    """Return a model's input with `change` of each of its tensors, and of the same tensors of the other inputs."""
     if isinstance(value, torch.Tensor):
-        return value.index_select(0, indices[value.shape[0]]) if value.dim() and value.shape[0] in indices else value
-    if isinstance(value, ModelOutput):
-        return type(value)(**{name: select_rows(part, indices) for name, part in value.items()})
+        return change(value, *others)
+    if isinstance(value, dict):  # an encoder's output is one, too
+        parts = {name: map_tensors(change, part, *(other[name] for other in others)) for name, part in value.items()}
+        return type(value)(**parts)
     if isinstance(value, tuple):
-        return tuple(select_rows(part, indices) for part in value)
+        return tuple(map_tensors(change, *parts) for parts in zip(value, *others, strict=True))
     return value
+
+
+def select_rows(indices: dict[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    """Return those rows of a tensor that `indices` gives for their number."""
+    rows = indices.get(tensor.shape[0]) if tensor.dim() else None
+    return tensor if rows is None else tensor.index_select(0, rows)
 
 
 def best_continuations(
@@ -149,47 +136,95 @@ def best_continuations(
     return best, source, tokens
 
 
-def search(
+def start_search(
     model: Any,
     input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     rows_class: Callable[..., ModelRows] = ModelRows,
-    waiting: Waiting | None = None,
     **model_kwargs: Any,
-) -> torch.Tensor:
+) -> GreedySearch:
     """
-    Search as `generate(custom_generate=search)` calls it: with beams, or greedily if `num_beams` is 1. `input_ids` are
+    Return a search for [`search_all`], which `generate(custom_generate=start_search)` returns in turn. `input_ids` are
     the decoder's prompts `(rows, prompt_length)`, one for each beam; the processors and criteria must treat each row
-    separately. Return tokens `(sentences * num_return_sequences, length)` as transformers' own search does; with
-    `waiting`, return the prompts, since it has the results.
+    separately.
     """
     beams = generation_config.num_beams or 1
     rows = rows_class(model, model_kwargs, input_ids.shape[0], input_ids.shape[0] // beams)
-    started = start_search(rows, input_ids, logits_processor, stopping_criteria, generation_config)
-    if waiting is None:
-        return started.run()
-    waiting.run(started)
-    return input_ids
+    kind = BeamSearch if beams > 1 else GreedySearch
+    return kind(rows, input_ids, logits_processor, stopping_criteria, generation_config)
 
 
-def start_search(
-    rows: ModelRows | EnsembleRows, input_ids: torch.Tensor, processors: Any, criteria: Any, config: GenerationConfig
-) -> GreedySearch:
-    """Start a search with rows of one model or of several; arguments as of [`search`]."""
-    kind = BeamSearch if (config.num_beams or 1) > 1 else GreedySearch
-    return kind(rows, input_ids, processors, criteria, config)
+def search_all(searches: Iterable[GreedySearch], max_tokens: int) -> list[torch.Tensor]:
+    """
+    Run the searches of several batches. Return tokens `(hypotheses, length)` for each sentence, in their order. A step
+    takes nearly as long for a few rows as for many, so a search with few rows left waits until another one reaches its
+    length: from there on both are one batch of at most `max_tokens` source tokens, padding and beams included.
+    """
+    new, sentences = iter(searches), 0
+    waiting: dict[int, GreedySearch] = {}  # by length
+    found: dict[int, torch.Tensor] = {}
+    while (search := next(new, None)) is not None or waiting:
+        may_wait = search is not None
+        if search is None:
+            search = waiting.pop(min(waiting))
+        else:
+            search.numbers = [sentences + number for number in search.numbers]
+            sentences += len(search.numbers)
+        while search.advance():
+            other = waiting.get(search.length)
+            if other is not None and tokens_of(search, other) <= max_tokens:
+                search = join_searches(search, waiting.pop(search.length))
+            if may_wait and is_small(search, waiting, max_tokens):
+                waiting[search.length] = search
+                break
+        else:
+            found |= search.found
+    return [found[number] for number in range(sentences)]
+
+
+def is_small(search: GreedySearch, waiting: dict[int, GreedySearch], max_tokens: int) -> bool:
+    """Return whether a search is small enough to wait, beside those that wait already, and can be joined to others."""
+    return (
+        len(search.numbers) * search.beams <= FEW_ROWS
+        and type(search.rows) is ModelRows
+        and search.length not in waiting
+        and tokens_of(search) <= SMALL_SHARE * max_tokens
+        and tokens_of(search, *waiting.values()) <= WAITING_SHARE * max_tokens
+        and search.config.early_stopping != "never"  # a rule for the longest sentence of a batch
+        and can_concat(search.rows.cache)
+    )
+
+
+def tokens_of(*searches: GreedySearch) -> int:
+    """Return the number of source tokens of one batch of these searches, padding and beams included."""
+    widths = [search.rows.inputs["attention_mask"].shape[1] for search in searches]
+    return max(widths) * sum(len(search.numbers) * search.beams for search in searches)
+
+
+def join_searches(first: GreedySearch, second: GreedySearch) -> GreedySearch:
+    """Add the sentences of one search to the other, which has the same length, and return that."""
+    if first.running.shape[-1] < second.running.shape[-1]:
+        first, second = second, first  # its rules hold up to its own maximum length; sentences have their own, too
+    for name in first.state:
+        setattr(first, name, concat_rows(getattr(first, name), getattr(second, name), first.padding))
+    for part, other in zip(first.parts_of_sentences(), second.parts_of_sentences(), strict=True):
+        part.add_sentences(other)
+    first.numbers = first.numbers + second.numbers
+    first.found |= second.found
+    first.rows.concat(second.rows)
+    return first
 
 
 class GreedySearch:
-    """Greedy search; see [`search`]."""
+    """Greedy search; the arguments are those of [`start_search`]."""
 
     state: tuple[str, ...] = ("running",)  # tensors with a row for each unfinished sentence
 
     def __init__(
         self,
-        rows: ModelRows | EnsembleRows,
+        rows: ModelRows,
         input_ids: torch.Tensor,
         processors: Any,
         criteria: Any,
@@ -207,21 +242,11 @@ class GreedySearch:
         self.running = input_ids.new_full(shape, self.padding)
         self.running[..., : self.prompt_length] = input_ids.view(*shape[:2], -1)
 
-    def run(self) -> torch.Tensor:
-        """Search until all sentences are finished; return their tokens as [`search`] does."""
-        sentences, logits = len(self.numbers), self.first_logits()
-        while self.advance(logits):
-            logits = self.next_logits()
-        return torch.cat([self.found[number] for number in range(sentences)])[:, : self.length]
-
-    def first_logits(self) -> torch.Tensor:
-        return self.rows.first_logits(self.running.flatten(0, 1)[:, : self.length], self.beams)
-
-    def next_logits(self) -> torch.Tensor:
-        return self.rows.next_logits(self.running.flatten(0, 1)[:, self.length - 1 : self.length])
-
-    def advance(self, logits: torch.Tensor) -> bool:
+    def advance(self) -> bool:
         """Append a token to all hypotheses and drop finished sentences; return whether any are left."""
+        tokens = self.running.flatten(0, 1)[:, : self.length]
+        is_first = self.length == self.prompt_length
+        logits = self.rows.first_logits(tokens, self.beams) if is_first else self.rows.next_logits(tokens[:, -1:])
         rows, done = self.step(logits, self.length)
         self.length += 1
         finished = int(done.sum())  # the only host synchronization of the step

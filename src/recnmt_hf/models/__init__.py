@@ -28,7 +28,8 @@ users pass. The *kernel mask* is the same in the form that the attention kernels
 named `token_mask` and `kernel_mask`.
 
 **Generation.** `cache` is transformers' `EncoderDecoderCache`. Its self-attention part holds keys, values
-and recurrent states (`cache_layer_types` of the configuration), its cross-attention part the projected memories.
+and recurrent states (`cache_layer_types` of the configuration), its cross-attention part the projected memories and
+what all layers share (`decoder_cache.py`).
 
 **Fast paths** are chosen by fixed rules of device, data type and shape, in functions such as `takes_onednn`,
 `few_steps` and `saves_votes`. A reference is used where no rule applies, where parameters cannot be read directly

@@ -9,10 +9,10 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .decoder_cache import read_source_memory, self_attention_cache
 from .kernels_cpu_matmuls import project
 from .kernels_shared import dropout as random_dropout
 from .kernels_shared import has_short_rows, is_plain, prefers_plain_matmuls, short_softmax
-from .source_memory import read_source_memory, self_attention_cache
 
 
 def eager_attention_forward(

@@ -14,9 +14,9 @@ from torch import nn
 from transformers.cache_utils import Cache
 
 from .attention import MultiHeadAttention, masked_softmax, visible_positions
+from .decoder_cache import read_source_memory, source_memories
 from .kernels_cpu_matmuls import fast_product, takes_onednn
 from .kernels_shared import CustomGradient, autocast_dtype, dropout, enabled, final_gradients, graph_operator, is_plain
-from .source_memory import SourceMemoryLayer, read_source_memory
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -366,12 +366,6 @@ def few_positions(length: int, num_heads: int, width: int, queries: int | None) 
     return 8 * num_heads * length <= width and (queries is None or queries >= 5 * length)
 
 
-def stores_source_memories(cache: Cache, layer_idx: int | None) -> bool:
-    """Return whether a cache keeps memories of a layer with one row for each source."""
-    cross = getattr(cache, "cross_attention_cache", None)
-    return cross is not None and layer_idx is not None and isinstance(cross.layers[layer_idx], SourceMemoryLayer)
-
-
 class AbsorbingAttention(MultiHeadAttention):
     """
     Cross-attention to a memory of few positions. Where these are far fewer than the queries, the projections of the
@@ -418,7 +412,7 @@ class AbsorbingAttention(MultiHeadAttention):
             few_positions(length, self.num_heads, self.embed_dim, queries)
             and self.config._attn_implementation in ("sdpa", "eager")
             and all(is_plain(self.get_submodule(name), nn.Linear) for name in self.read_layers)
-            and (cache is None or stores_source_memories(cache, self.layer_idx))
+            and (cache is None or (source_memories(cache) is not None and self.layer_idx is not None))
         )
 
     def absorb_memory(self, key_value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,9 +17,9 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
 from .configuration_nmt_transformer import NMTTransformerConfig
+from .decoder_cache import recurrent_layer
 from .kernels_cpu_matmuls import project
 from .kernels_shared import CustomGradient, allowed, dropout, graph_operator, is_exporting, scan_steps, wide_type
-from .recurrent_cache import recurrent_layer
 from .seq2seq_loading import Initialization, is_loaded
 
 

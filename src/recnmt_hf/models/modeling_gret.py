@@ -18,6 +18,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import softmax
 from .configuration_gret import GRETConfig
+from .decoder_cache import cached_vector
 from .kernels_cpu_matmuls import project
 from .kernels_gret import couplings, route, saves_votes, squash
 from .kernels_shared import allowed, is_plain, wide_type
@@ -25,7 +26,6 @@ from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncod
 from .recurrent_layers import RecurrentLayer, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_states
-from .source_memory import cached_vector
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------------

@@ -21,16 +21,15 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .additive_attention import AdditiveAttention
 from .configuration_rnmt import RNMTConfig
+from .decoder_cache import RecurrentStates, read_source_memory, recurrent_layer, spread_over_beams
 from .kernels_cpu_matmuls import fast_linear, project
 from .kernels_rnmt import SLOPE, all_pairs, counted_pairs, run_steps
 from .kernels_shared import allowed, dropout, is_plain, wide_type
-from .recurrent_cache import RecurrentStates, recurrent_layer
 from .recurrent_layers import MaskedRNN, inverse, left_aligned, masked_mean, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_outputs import Memories, Memory, Seq2SeqEncoderOutput
 from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder, records_states
-from .source_memory import read_source_memory, spread_over_beams
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------------

@@ -28,18 +28,17 @@ from transformers.cache_utils import Cache
 from transformers.utils import can_return_tuple, logging
 
 from .configuration_vrnmt import VRNMTConfig
+from .decoder_cache import cached_vector, read_source_memory, recurrent_layer, spread_over_beams
 from .kernels_cpu_matmuls import fast_linear, project
 from .kernels_rnmt import gru_step
 from .kernels_shared import is_plain, wide_type
 from .kernels_vrnmt import clamped, draw, run_latent_steps
 from .modeling_rnmt import DecoderRecurrence, RNMTDecoder, RNMTEncoder, RNMTPreTrainedModel
-from .recurrent_cache import recurrent_layer
 from .recurrent_layers import MaskedRNN, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, WarmStartReport
 from .seq2seq_loss import IGNORE_INDEX, divisor
 from .seq2seq_outputs import Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqTranslationOutput
-from .source_memory import cached_vector, read_source_memory, spread_over_beams
 from .user_errors import UserError
 
 

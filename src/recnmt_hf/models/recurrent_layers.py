@@ -11,9 +11,9 @@ from torch import nn
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from .decoder_cache import recurrent_layer
 from .kernels_cpu_matmuls import project
 from .kernels_shared import dropout, graph_operator, is_exporting, scan_steps, wide_type, with_autocast
-from .recurrent_cache import recurrent_layer
 from .seq2seq_loading import Initialization
 from .user_errors import UserError
 

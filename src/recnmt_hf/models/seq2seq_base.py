@@ -13,6 +13,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_seq2seq import Seq2SeqConfig
+from .decoder_cache import complete_cache
 from .kernels_cpu_matmuls import pack_weights, project, unpack_weights
 from .kernels_shared import is_plain
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
@@ -28,7 +29,6 @@ from .seq2seq_outputs import (
     with_extra_outputs,
 )
 from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder
-from .source_memory import fill_cache
 from .user_errors import UserError
 
 
@@ -340,7 +340,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: Any, *args: Any) -> Any:
         # Assisted decoding records the past of a given cache before the decoder has added its recurrent layers to it.
-        fill_cache(model_kwargs.get("cache", model_kwargs.get("past_key_values")), self.config.cache_layer_types())
+        cache = model_kwargs.get("cache", model_kwargs.get("past_key_values"))
+        complete_cache(cache, self.config.cache_layer_types(), self.config.decoder_layers)
         return super()._prepare_cache_for_generation(generation_config, model_kwargs, *args)  # type: ignore[misc]
 
     def _expand_inputs_for_generation(

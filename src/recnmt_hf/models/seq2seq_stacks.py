@@ -20,10 +20,10 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention import source_mask
 from .configuration_seq2seq import Seq2SeqConfig
+from .decoder_cache import SourceMemoryCache, complete_cache, source_memories
 from .kernels_shared import dropout, is_exporting
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_outputs import CACHE, Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, takes_cache
-from .source_memory import cached_value, fill_cache, one_row_per_source, use_source_memory
 from .user_errors import UserError
 
 
@@ -360,16 +360,18 @@ class Seq2SeqDecoder(Seq2SeqStack):
         """Return the cache, created if none is given; cross-attention layers store one row per source."""
         if cache is None and use_cache:
             config = self.config.get_text_config(decoder=True)
-            cache = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-        fill_cache(cache, self.config.cache_layer_types())
-        use_source_memory(cache, self.config.decoder_layers)
+            cache = EncoderDecoderCache(DynamicCache(config=config), SourceMemoryCache(self.config.decoder_layers))
+        complete_cache(cache, self.config.cache_layer_types(), self.config.decoder_layers)
         return cache
 
     def prepare_memories(self, memories: Memories, cache: Cache | None) -> Memories:
         """Return the memories with one row per source and with their kernel masks, which a cache keeps."""
-        prepared = Memories()
+        sources, prepared = source_memories(cache), Memories()
+        masks: dict[str, torch.Tensor | None] = {} if sources is None else sources.masks
         for name, (states, token_mask, _) in memories.items():
-            token_mask = one_row_per_source(token_mask, states.shape[0])
-            prepare = functools.partial(self.prepare_mask, states, token_mask)
-            prepared[name] = Memory(states, token_mask, cached_value(cache, f"{name} mask", prepare))
+            if token_mask is not None and token_mask.shape[0] != states.shape[0]:  # repeated for beams
+                token_mask = token_mask[:: max(token_mask.shape[0] // states.shape[0], 1)]
+            if name not in masks:
+                masks[name] = self.prepare_mask(states, token_mask)
+            prepared[name] = Memory(states, token_mask, masks[name])
         return prepared

@@ -8,12 +8,12 @@ from transformers import GenerationMixin
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_gate_toy import GateToyConfig
+from .decoder_cache import cached_vector
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loss import divisor
 from .seq2seq_outputs import Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_states
-from .source_memory import cached_vector
 
 
 @dataclass

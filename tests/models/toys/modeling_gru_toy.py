@@ -9,12 +9,12 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import MultiHeadAttention
 from .configuration_gru_toy import GRUToyConfig
+from .decoder_cache import spread_over_beams
 from .recurrent_layers import CachedRecurrence, RecurrentEncoderLayer, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Seq2SeqPreTrainedModel
 from .seq2seq_outputs import Seq2SeqEncoderOutput, memory_states
 from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder
-from .source_memory import spread_over_beams
 
 
 @dataclass

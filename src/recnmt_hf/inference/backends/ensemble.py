@@ -29,7 +29,7 @@ from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_settings import LengthLimits, end_ids, setting
 from ..options import DecodingOptions, reject_unsupported
-from ..search import EnsembleRows, start_search
+from ..search import BeamSearch, GreedySearch, ModelRows, search_all
 from .protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
 from .torch_model import TorchBackend, explained_generation, start_ids
 
@@ -44,6 +44,33 @@ PROCESSORS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "suppress_tokens": lambda value, ends: SuppressTokensLogitsProcessor(value, str(ends.device)),
     "forced_bos_token_id": lambda value, ends: ForcedBOSTokenLogitsProcessor(value),
 }
+
+
+class EnsembleRows(ModelRows):
+    """Rows of several models: the mean of their log-probabilities, `log p = mean_k log p_k`."""
+
+    returns_log_probs = True
+
+    def __init__(self, members: Sequence[ModelRows]):
+        self.members, self.sentences = members, members[0].sentences
+
+    def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.mean([member.next_logits(tokens) for member in self.members])
+
+    def first_logits(self, tokens: torch.Tensor, beams: int) -> torch.Tensor:
+        return self.mean([member.first_logits(tokens, beams) for member in self.members])
+
+    def mean(self, logits: Sequence[torch.Tensor]) -> torch.Tensor:
+        log_probs = [own.log_softmax(-1) for own in logits]
+        return sum(log_probs[1:], start=log_probs[0]) / len(log_probs)
+
+    def reorder(self, rows: torch.Tensor) -> None:
+        for member in self.members:
+            member.reorder(rows)
+
+    def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
+        for member in self.members:
+            member.select(rows, sentences)
 
 
 class EnsembleBackend(TranslatesOnly):
@@ -103,8 +130,9 @@ class EnsembleBackend(TranslatesOnly):
             if (end := setting(self.model, "forced_eos_token_id")) is not None:
                 processors.append(EndPerSentence(end, request.max_lengths))
             rows = EnsembleRows([member.start_rows(request.sources, options.beams) for member in self.members])
-            tokens = start_search(rows, start, processors, criteria, config).run()
-        return SearchResult(tokens[:, 1:].tolist())
+            kind = BeamSearch if options.beams > 1 else GreedySearch
+            found = search_all([kind(rows, start, processors, criteria, config)], options.max_tokens)
+        return SearchResult([row for rows in found for row in rows[:, 1:].tolist()])
 
     def processors(self, options: DecodingOptions) -> LogitsProcessorList:
         """Return the processors that `generate` makes of arguments and settings; `UserError` for unsupported ones."""

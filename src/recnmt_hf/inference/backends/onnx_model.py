@@ -13,8 +13,8 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from ..._extras import packages_of_extra
 from ..._loading_errors import explained_loading
 from ...errors import UserError
+from ...models.decoder_cache import spread_over_beams
 from ...models.seq2seq_outputs import CACHE, takes_cache
-from ...models.source_memory import spread_over_beams
 from ..devices import resolve_device
 from .export_settings import damaged_export, read_export_settings
 from .protocol import TranslatesOnly

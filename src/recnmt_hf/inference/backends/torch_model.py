@@ -35,10 +35,9 @@ from ..eval_mode import eval_mode
 from ..model_checks import check_weights
 from ..model_settings import LengthLimits, length_limits, setting, start_id
 from ..options import PYTHON_ARGUMENTS, DecodingOptions, rejected_settings, unusual_settings
-from ..search import ModelRows, search
+from ..search import ModelRows, search_all, start_search
 from ..seeded_draws import SeededDraws
 from ..shortlist import Shortlist, ShortlistRows, has_linear_output
-from ..waiting import Waiting
 from .protocol import EncodedSources, SearchRequest, SearchResult
 
 
@@ -107,14 +106,9 @@ class TorchBackend:
             if options.shortlist is not None:
                 raise UserError("shortlist.search", field="shortlist")
             return [SearchResult(generate(request)[:, 1:].tolist()) for request in requests]
-        if len(requests) == 1:
-            own = partial(search, rows_class=self.rows_class(requests[0]))
-            return [SearchResult(generate(requests[0], own)[:, 1:].tolist())]
-        waiting = Waiting(options.max_tokens)
-        for request in requests:
-            generate(request, partial(search, rows_class=self.rows_class(request), waiting=waiting))
+        starts = (partial(start_search, rows_class=self.rows_class(request)) for request in requests)
         with eval_mode(self.model), explained_generation(self.model, options):
-            found = iter(waiting.finish())
+            found = iter(search_all(map(generate, requests, starts), options.max_tokens))
         return [
             SearchResult([row for rows in islice(found, len(request.sources)) for row in rows[:, 1:].tolist()])
             for request in requests
@@ -122,7 +116,7 @@ class TorchBackend:
 
     def generate(
         self, request: SearchRequest, custom_generate: Any = None, *, settings: dict[str, Any], has_prefixes: bool
-    ) -> torch.Tensor:
+    ) -> Any:
         """Call `generate` for a batch with settings of all batches; `has_prefixes`: whether any sentence has one."""
         inputs, settings = self.source_inputs(request.sources), dict(settings)
         processors = LogitsProcessorList(settings.pop("logits_processor", None) or [])
