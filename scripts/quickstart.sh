@@ -12,7 +12,7 @@ recnmt train scripts/recipes/quickstart.yaml --output "$out" --overwrite
 
 echo
 echo "2/3  Source, output and reference, and the scores by length."
-recnmt corpus "$out-corpus"
+recnmt corpus --output "$out-corpus"
 recnmt evaluate "$out/model-test.de" --references "$out-corpus/test.de" --source "$out-corpus/test.en" \
     --length-edges 10 20 30 --examples 6
 

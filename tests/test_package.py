@@ -186,7 +186,9 @@ def test_signals_at_any_moment(tmp_path, moment, number):
 
 @pytest.mark.slow
 def test_the_command_registers_when_it_needs_models(console_script):
-    result = subprocess.run([sys.executable, console_script, "card", "nowhere"], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, console_script, "publish", "--card-only", "nowhere"], capture_output=True, text=True
+    )
     assert result.returncode == 2, result.stderr
 
 

@@ -20,6 +20,9 @@ ATTRIBUTES = {
     "_supports_flex_attn": "a model says which kinds of attention it computes",
     "_supports_sdpa": "a model says which kinds of attention it computes",
     "_tied_weights_keys": "a model says which parameters are one",
+    # argparse.HelpFormatter: what argparse's own formatters override.
+    "_get_default_metavar_for_optional": "N, LANG and FILE in the help",
+    "_get_help_string": "the defaults in the help",
     # transformers.PreTrainedModel: without a public counterpart.
     "_attn_implementation": "the kind of attention that was chosen, as read by the models of transformers",
     "_auto_class": "whether register_for_auto_class was called on a class",

@@ -270,7 +270,7 @@ MESSAGES |= {
     "quantization.no_kernels": "This build of torch has no int8 kernels. Omit --quantization.",
     "export.damaged": "{field} cannot be loaded ({reason}). Export the model again, or choose another device.",
     "export.fixed_weights": "{field} is not supported for the exported model {path}, whose weights have a fixed type. "
-    "Remove it, or run recnmt export with another --quantization.",
+    "Remove it, or run recnmt convert with another --quantization.",
     "option.not_options": "options must be DecodingOptions, got {value}. Pass DecodingOptions(...), or single "
     "options by name.",
     "shortlist.line": "{field}: {value} is not a line of a shortlist. Write `target source probability`.",
@@ -458,8 +458,8 @@ MESSAGES |= {
     "export.config": "{engine} does not support {field}={value}. Use `recnmt translate`, or train a model without it.",
     "export.npz": "{field} does not end in .npz. Name a .npz file; marian-conv converts it to .bin.",
     "export.symbols": "Two rows of the embedding have the same name. Rename the tokenizer's symbol <row N>.",
-    "export.foreign": "{field} is a {family}, which is not a model of recnmt_hf. Run recnmt import-marian, or export "
-    "it with Optimum.",
+    "export.foreign": "{field} is a {family}, which is not a model of recnmt_hf. Import a MarianMT model with "
+    "`recnmt convert` (without --to), or export it with Optimum.",
     "export.torch": "torch {value} unrolls recurrences in exported graphs. Upgrade torch, e.g. to 2.13.",
     "export.onnx": "torch cannot export the {field} ({reason}). Use another release of torch and onnxscript, or run "
     "the model with `recnmt translate --quantization int8`.",
@@ -475,7 +475,7 @@ MESSAGES |= {
     "publish.no_such_model": "{field} is neither a folder nor a model of the Hub that the token can read ({reason}). "
     "Correct the name, or log in (`hf auth login`).",
     "publish.no_safetensors": "{field} has no config.json or no weights as safetensors, which the page requires. "
-    "Import the model (recnmt import-marian) or save it with save_pretrained, and pass that folder.",
+    "Import the model (recnmt convert) or save it with save_pretrained, and pass that folder.",
     "publish.same_name": "{field}: another model has the name {value} too. Rename the folder of one of them.",
     "publish.token": "{field} seems to contain an access token of the Hub. Remove it, and if others may know it, "
     "revoke it at huggingface.co/settings/tokens.",
@@ -501,7 +501,7 @@ MESSAGES |= {
     "average.no_folder": "The folder {value} does not exist. Pass folders of checkpoints, or of one run.",
     "average.output": "The output {field} is inside {folder}, which is averaged. Choose another folder.",
     "evaluate.lines": "{field} has {lines} lines, but {other} has {others}. Pass line-aligned files of one test set.",
-    "export.quantization": "{field}={value} is not supported for ONNX. Use float32, and quantize the graphs with "
+    "export.quantization": "{field}={value} is for CTranslate2 only. Use float32; ONNX graphs are quantized with "
     "onnxruntime.quantization.quantize_dynamic.",
     "inspect.no_effect": "{field} has no effect on the subject {subject}. Remove it, or choose another --subject.",
     "records.line": "{field} is not an object with {keys} ({reason}). Pass `recnmt translate --format jsonl` output.",

@@ -1,4 +1,4 @@
-"""`recnmt plot`: curves of running and of finished runs."""
+"""`recnmt train --plot`: curves of running and of finished runs."""
 
 import json
 import shutil
@@ -46,7 +46,7 @@ def test_panels_of_different_validation_sets_say_so(tmp_path, monkeypatch):
         elif validation:
             (run / "recipe.yaml").write_text(json.dumps({"data": {"validation": validation}}))
     for names in ("ab", ["a", "unknown"], "bc", "abc"):
-        assert main(["plot", *(str(tmp_path / name) for name in names)]) == 0
+        assert main(["train", "--plot", *(str(tmp_path / name) for name in names)]) == 0
     assert ["Validation: BLEU (different sets)" in panels for panels in titles] == [False, False, True, True]
     assert all("Training: loss" in panels for panels in titles)
 
@@ -59,7 +59,7 @@ def test_curves_of_checkpoints_and_models(tmp_path, capsys):
     Evidence(curve=CURVE).save(tmp_path / "model")
     assert curve_of_run(tmp_path / "model") == CURVE
     picture = tmp_path / "curve.png"
-    assert main(["plot", str(run), str(tmp_path / "model"), "--output", str(picture)]) == 0
+    assert main(["train", "--plot", str(run), str(tmp_path / "model"), "--output", str(picture)]) == 0
     assert picture.read_bytes()[:4] == b"\x89PNG"
     shutil.rmtree(run / "checkpoint-10")
     for words, code in (
@@ -68,5 +68,5 @@ def test_curves_of_checkpoints_and_models(tmp_path, capsys):
         ([str(run), str(run)], "[usage.duplicate]"),
         ([str(tmp_path / "model"), "-o", "a.txt"], "[plot.ending]"),
     ):
-        assert main(["plot", *words]) == 2
+        assert main(["train", "--plot", *words]) == 2
         assert code in capsys.readouterr().err

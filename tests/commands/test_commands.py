@@ -43,7 +43,9 @@ def test_the_training_script_is_the_command(repository):
 
 
 def test_corpus_and_tokenizer(tmp_path, capsys):
-    assert call(capsys, "corpus", tmp_path, "--train", 50, "--validation", 5, "--test", 5, "--test-deep", 5)[0] == 0
+    assert (
+        call(capsys, "corpus", "-o", tmp_path, "--train", 50, "--validation", 5, "--test", 5, "--test-deep", 5)[0] == 0
+    )
     assert len((tmp_path / "train.de").read_text().splitlines()) == 50
     code, out, _ = call(
         capsys, "tokenizer", tmp_path / "train.en", tmp_path / "train.de", "-o", tmp_path / "tok", "--kind", "word"
@@ -102,7 +104,7 @@ def test_translate_score_evaluate(tmp_path, capsys, tiny_folder, texts):
         10,
         "--examples",
         2,
-        "--test",
+        "--significance",
         "all",
         "--samples",
         50,
@@ -230,11 +232,70 @@ def test_files_of_different_lengths_are_rejected(capsys, texts, tmp_path):
     assert code == 2 and "[evaluate.lines]" in err and "short.de" in err
 
 
-@pytest.mark.parametrize(("command", "program"), MOVED.items())
+@pytest.mark.parametrize(
+    ("command", "program"), [(command, program) for command, program in MOVED.items() if "python" in program]
+)
 def test_moved_commands_name_their_program(capsys, repository, command, program):
     code, out, err = call(capsys, command, "--help")
-    assert (code, out) == (2, "") and f"python scripts/experiments/{program}" in err
-    assert (repository / "scripts/experiments" / program).is_file()
+    assert (code, out) == (2, "") and program in err and "0.4.0" in err
+    assert (repository / program.split()[1]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("export model out --format onnx", "convert model -o out --to onnx"),
+        ("export-marian model out", "convert model -o out --to marianmt"),
+        ("export-marian model out.npz", "convert model -o out.npz --to marian"),
+        ("import-marian opus out", "convert opus -o out"),
+        ("card run --name me/it", "publish --card-only run me/it"),
+        ("plot run other -o a.svg", "train --plot run other -o a.svg"),
+        ("tree model A", "inspect model A --subject tree"),
+        ("corpus out --train 3", "corpus -o out --train 3"),
+        ("evaluate a -r b --test sign", "evaluate a -r b --significance sign"),
+        ("translate model --beam-size 2 --alignment-layer 1", "translate model --num-beams 2 --layer 1"),
+    ],
+)
+def test_earlier_names_mean_the_new_ones(monkeypatch, capsys, old, new):
+    seen = []
+    for line in (old, new):
+        words = line.split()
+        name = MOVED.get(words[0], f"recnmt {words[0]}").split()[1]
+        monkeypatch.setattr(f"recnmt_hf.commands.{name}.run", lambda args: seen.append(vars(args)))
+        assert main(words) == 0
+        assert ("0.4.0" in capsys.readouterr().err) == (words[0] in MOVED)
+    for name in seen[0].keys() - {"run", "check", "refuse", "to"}:
+        assert seen[0][name] == seen[1][name], name
+
+
+def test_positional_outputs_are_those_of_earlier_names(capsys):
+    with pytest.raises(SystemExit):
+        main(["convert", "model", "out"])
+    assert "--output" in capsys.readouterr().err
+
+
+def test_quiet_shows_only_warnings_and_errors(capsys, tiny_folder, texts):
+    words = ("score", tiny_folder, "-s", texts / "test.en", "-t", texts / "test.de")
+    code, out, err = call(capsys, *words)
+    assert code == 0 and "perplexity" in err
+    assert call(capsys, *words, "--quiet") == (0, out, "")
+    code, _, err = call(capsys, "score", "nowhere/at/all", *words[2:], "--quiet")
+    assert code == 2 and "nowhere/at/all" in err
+
+
+def test_a_revision_is_that_of_from_pretrained(monkeypatch, capsys, tiny_folder):
+    from recnmt_hf import Translator
+
+    seen = []
+    monkeypatch.setattr(Translator, "from_pretrained", lambda *_, **settings: seen.append(settings) or 1 / 0)
+    assert main(["translate", str(tiny_folder), "--revision", "v1"]) == 1
+    assert main(["translate", str(tiny_folder)]) == 1
+    assert seen[0].pop("revision") == "v1" and seen[0] == seen[1]
+
+
+def test_env(capsys):
+    code, out, _ = call(capsys, "env")
+    assert code == 0 and all(f"{name}: " in out for name in ("recnmt_hf", "Python", "torch", "GPU", "extras"))
 
 
 def test_print_recipe(capsys, repository):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from user_errors import rejects
 
+from recnmt_hf.commands.convert import FORMATS
 from recnmt_hf.commands.main import COMMANDS, build_parser, main
 
 
@@ -96,20 +97,24 @@ FOLDERS = {
     "inspect model": ["inspect {} Birds", "inspect {} Birds --subject positions --target Ja"],
     "test model": [f"test {{}} --set a {PAIRS} {SHORT}"],
     "test baseline": [f"test model --set a {PAIRS} --baseline {{}} {SHORT}"],
-    "plot runs": ["plot {} -o OUT.svg"],
-    "card model": ["card {}"],
-    "publish model": ["publish {} user/name --dry-run -o OUT", "publish --space user/name {} --dry-run -o OUT"],
+    "publish model": [
+        "publish {} user/name --dry-run -o OUT",
+        "publish --space user/name {} --dry-run -o OUT",
+        "publish --card-only {}",
+    ],
     "demo model": ["demo {} no-weights"],
-    "export model": ["export {} OUT --format ctranslate2", "export {} OUT --format onnx"],
-    "import-marian source": ["import-marian {} OUT"],
-    "export-marian source": ["export-marian {} OUT"],
-    "train recipe": ["train {} -o OUT", "train recipe.yaml -o OUT training.use_cpu=true model.init_from={}"],
+    "convert model": ["convert {} -o OUT", *(f"convert {{}} -o OUT --to {name}" for name in FORMATS)],
+    "train recipe": [
+        "train --plot {} -o OUT.svg",
+        "train {} -o OUT",
+        "train recipe.yaml -o OUT training.use_cpu=true model.init_from={}",
+    ],
     "prepare recipe": ["prepare {} -o OUT --workers 1", "prepare recipe.yaml -o {} --workers 1"],
     "tokenizer files": ["tokenizer {} -o OUT"],
     "evaluate hypotheses": ["evaluate {} -r one.de"],
 }
 # Commands that take no folder.
-WITHOUT_FOLDERS = {"corpus"}
+WITHOUT_FOLDERS = {"corpus", "env"}
 KINDS = ("ct2", "onnx", "empty-model", "model/config.json", "no-weights")
 
 

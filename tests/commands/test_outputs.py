@@ -11,9 +11,9 @@ import pytest
 from recnmt_hf.commands.main import COMMANDS, build_parser, main
 
 
-# Arguments that name an output, by command, with a command line that passes OUTPUT.
+# Arguments that name an output, by command, with command lines that pass OUTPUT.
 OUTPUTS = {
-    ("train", "output"): "recipe.yaml training.max_steps=1 --output OUTPUT",
+    ("train", "output"): "recipe.yaml training.max_steps=1 --output OUTPUT; --plot run --output OUTPUT",
     ("prepare", "output"): "recipe.yaml --output OUTPUT --workers 1",
     ("translate", "output"): "model -i one.en --output OUTPUT",
     ("score", "output"): "model -s one.en -t one.de --output OUTPUT",
@@ -24,16 +24,15 @@ OUTPUTS = {
     ("average", "output"): "run --count 3 --output OUTPUT",
     ("tokenizer", "output"): "one.en --output OUTPUT",
     ("inspect", "output"): "biarn A --output OUTPUT",
-    ("plot", "output"): "run --output OUTPUT",
     ("publish", "output"): "model me/it --dry-run --output OUTPUT",
-    ("export", "output"): "model OUTPUT --format ctranslate2",
-    ("import-marian", "output"): "MARIAN OUTPUT",
-    ("export-marian", "output"): "model OUTPUT",
-    ("corpus", "output"): "OUTPUT --train 3 --validation 1 --test 1 --test-deep 1",
+    ("convert", "output"): "model -o OUTPUT --to ctranslate2; model -o OUTPUT --to marianmt; MARIAN -o OUTPUT",
+    ("corpus", "output"): "-o OUTPUT --train 3 --validation 1 --test 1 --test-deep 1",
 }
+LINES = [(*key, line) for key, lines in OUTPUTS.items() for line in lines.split("; ")]
 # Arguments whose help mentions writing but which are not outputs, such as the folder of the model.
 NO_OUTPUTS = {
-    *(("test", "model"), ("card", "model"), ("publish", "dry_run"), ("translate", "buffer"), ("test", "buffer")),
+    *(("test", "model"), ("publish", "card_only"), ("publish", "dry_run"), ("train", "plot")),
+    *(("translate", "buffer"), ("test", "buffer")),
 }
 
 
@@ -62,16 +61,16 @@ def contents(folder):
     }
 
 
-@pytest.mark.parametrize("command, name", OUTPUTS, ids=[" ".join(each) for each in OUTPUTS])
-def test_a_model_folder_stays_as_it_is(world, tmp_path, monkeypatch, capfd, command, name):
+@pytest.mark.parametrize("command, name, line", LINES, ids=[f"{command} {line}" for command, _, line in LINES])
+def test_a_model_folder_stays_as_it_is(world, tmp_path, monkeypatch, capfd, command, name, line):
     monkeypatch.chdir(world)
     output = shutil.copytree(world / "model", tmp_path / "output")
     before = contents(output)
     words = {"OUTPUT": str(output), "NEW": str(tmp_path / "new"), "MARIAN": str(tmp_path / "marian")}
-    if command == "import-marian":
-        assert main(["export-marian", "model", words["MARIAN"]]) == 0
+    if "MARIAN" in line:
+        assert main(["convert", "model", "--to", "marianmt", "-o", words["MARIAN"]]) == 0
     try:
-        code = main([command, *(words.get(word, word) for word in OUTPUTS[command, name].split())])
+        code = main([command, *(words.get(word, word) for word in line.split())])
     except SystemExit as stop:
         code = stop.code
     said = capfd.readouterr().err
@@ -80,11 +79,11 @@ def test_a_model_folder_stays_as_it_is(world, tmp_path, monkeypatch, capfd, comm
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("command, name", OUTPUTS, ids=[" ".join(each) for each in OUTPUTS])
-def test_no_input_is_overwritten_through_a_missing_folder(world, tmp_path, monkeypatch, capfd, command, name):
+@pytest.mark.parametrize("command, name, line", LINES, ids=[f"{command} {line}" for command, _, line in LINES])
+def test_no_input_is_overwritten_through_a_missing_folder(world, tmp_path, monkeypatch, capfd, command, name, line):
     """Writing makes the missing folder of `new/../one.en`, so that the path leads to the input only then."""
     monkeypatch.chdir(tmp_path)
-    words = OUTPUTS[command, name].split()
+    words = line.split()
     for word in {word for word in words if (world / word).exists()}:
         if (world / word / "config.json").exists() or word == "run":
             Path(word).symlink_to(world / word)
@@ -98,7 +97,7 @@ def test_no_input_is_overwritten_through_a_missing_folder(world, tmp_path, monke
     assert {path: path.read_bytes() for path in before} == before
 
 
-MODELS = {command: words for (command, _), words in OUTPUTS.items() if "model" in words.split()}
+MODELS = {command: line for command, _, line in reversed(LINES) if "model" in line.split()}
 MODELS["test"] = "model --set one one.en one.de"
 del MODELS["publish"]  # slow
 
@@ -139,10 +138,10 @@ def default_handlers():
     [
         ("publish model me/it", "hub.publishing.card_of_copy"),
         ("publish model me/it --dry-run -o OUT", "hub.publishing.card_of_copy"),
-        ("export model OUT --format onnx", "hub.onnx_graphs.graphs_of"),
+        ("convert model -o OUT --to onnx", "hub.onnx_graphs.graphs_of"),
         ("average run --count 3 -o OUT", "training.checkpoints.save_file"),
         ("tokenizer one.en -o OUT", "data.tokenization.train_tokenizer"),
-        ("corpus OUT", "data.generated.generate_corpus"),
+        ("corpus -o OUT", "data.generated.generate_corpus"),
         ("translate model -i one.en -o OUT/a.txt", "commands.arguments.load_translator"),
     ],
 )

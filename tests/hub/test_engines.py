@@ -51,7 +51,7 @@ def saved(folder, corpus, tokenizer, prefix="NMTTransformer", **fields):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_same_probabilities_and_beams(variant, corpus, tokenizer, tmp_path):
     folder = saved(tmp_path / "model", corpus, tokenizer, **VARIANTS[variant])
-    assert main(["export", str(folder), str(tmp_path / "engine"), "--format", "ctranslate2"]) == 0
+    assert main(["convert", str(folder), "-o", str(tmp_path / "engine"), "--to", "ctranslate2"]) == 0
     own, engine = (recnmt_hf.Translator.from_pretrained(tmp_path / name) for name in ("model", "engine"))
     assert type(engine.backend) is CTranslate2Backend and engine.model.config.model_type == own.model.config.model_type
     pairs = corpus["test"][:12]
@@ -79,7 +79,7 @@ def test_the_command_takes_an_engine_as_a_model(corpus, tokenizer, tmp_path, cap
     folder = saved(tmp_path / "model", corpus, tokenizer)
     for kind in ("float32", "int8"):
         place = tmp_path / kind
-        assert main(["export", str(folder), str(place), "--format", "ctranslate2", "--quantization", kind]) == 0
+        assert main(["convert", str(folder), "-o", str(place), "--to", "ctranslate2", "--quantization", kind]) == 0
     # Quantizing scales in place; the model's own weights stay.
     again = recnmt_hf.Translator.from_pretrained(folder)
     (tmp_path / "a.en").write_text("\n".join(pair.en for pair in corpus["test"][:6]) + "\n\n")
@@ -106,7 +106,7 @@ def test_the_command_takes_an_engine_as_a_model(corpus, tokenizer, tmp_path, cap
 def test_samples_follow_their_seed(corpus, tokenizer, tmp_path):
     """Of one engine and of another, in a thread and in several; without a seed they differ."""
     folder = saved(tmp_path / "model", corpus, tokenizer)
-    assert main(["export", str(folder), str(tmp_path / "engine"), "--format", "ctranslate2"]) == 0
+    assert main(["convert", str(folder), "-o", str(tmp_path / "engine"), "--to", "ctranslate2"]) == 0
     one, other = (recnmt_hf.Translator.from_pretrained(tmp_path / "engine") for _ in range(2))
 
     def draw(seed, engine=one):
@@ -140,7 +140,7 @@ def test_settings_of_the_model(corpus, tokenizer, tmp_path):
         )
     ):
         (folder / "generation_config.json").write_text(json.dumps(before | settings))
-        assert main(["export", str(folder), str(tmp_path / f"{number}"), "--format", "ctranslate2"]) == 0
+        assert main(["convert", str(folder), "-o", str(tmp_path / f"{number}"), "--to", "ctranslate2"]) == 0
         own, engine = (recnmt_hf.Translator.from_pretrained(path) for path in (folder, tmp_path / f"{number}"))
         expected, found = (
             [each.hypotheses[0].tokens for each in translator(sources, beams=1, **plain)]
@@ -166,15 +166,16 @@ def test_what_the_engine_cannot_do(corpus, tokenizer, tmp_path, capsys):
         )
     ):
         folder = saved(tmp_path / f"{number}", corpus, tokenizer, prefix, **fields)
-        assert main(["export", str(folder), str(tmp_path / "out"), "--format", "ctranslate2"]) == 2
+        assert main(["convert", str(folder), "-o", str(tmp_path / "out"), "--to", "ctranslate2"]) == 2
         err = capsys.readouterr().err
         assert f"[{code}]" in err and wrong in err and not (tmp_path / "out").exists()
     folder = saved(tmp_path / "model", corpus, tokenizer)
     assert (
-        main(["export", str(folder), str(tmp_path / "out"), "--format", "ctranslate2", "--quantization", "int3"]) == 2
+        main(["convert", str(folder), "-o", str(tmp_path / "out"), "--to", "ctranslate2", "--quantization", "int3"])
+        == 2
     )
     assert "quantization='int3'" in capsys.readouterr().err
-    assert main(["export", str(folder), str(tmp_path / "engine"), "--format", "ctranslate2"]) == 0
+    assert main(["convert", str(folder), "-o", str(tmp_path / "engine"), "--to", "ctranslate2"]) == 0
     engine = recnmt_hf.Translator.from_pretrained(tmp_path / "engine")
     for options, name in (
         ({"alignments": True}, "alignments"),
@@ -195,7 +196,7 @@ def test_what_the_engine_cannot_do(corpus, tokenizer, tmp_path, capsys):
 
 def test_devices_have_numbers(corpus, tokenizer, tmp_path, monkeypatch):
     folder = saved(tmp_path / "model", corpus, tokenizer)
-    assert main(["export", str(folder), str(tmp_path / "engine"), "--format", "ctranslate2"]) == 0
+    assert main(["convert", str(folder), "-o", str(tmp_path / "engine"), "--to", "ctranslate2"]) == 0
     calls, load = [], ctranslate2.Translator
 
     def recorded(*args, device, device_index, **kwargs):
@@ -211,5 +212,5 @@ def test_devices_have_numbers(corpus, tokenizer, tmp_path, monkeypatch):
 def test_without_the_package(corpus, tokenizer, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "ctranslate2", None)
     folder = saved(tmp_path / "model", corpus, tokenizer)
-    assert main(["export", str(folder), str(tmp_path / "out"), "--format", "ctranslate2"]) == 2
+    assert main(["convert", str(folder), "-o", str(tmp_path / "out"), "--to", "ctranslate2"]) == 2
     assert 'pip install "recnmt-hf[engines]"' in capsys.readouterr().err

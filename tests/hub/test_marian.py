@@ -239,7 +239,7 @@ def imported(request, corpus, tmp_path_factory):
     """The original model and tokenizer, and the folder that the command made of them."""
     folder = tmp_path_factory.mktemp("marian")
     model = opus_folder(folder / "opus", corpus, separate=request.param != "one vocabulary")
-    assert main(["import-marian", str(folder / "opus"), str(folder / "own")]) == 0
+    assert main(["convert", str(folder / "opus"), "-o", str(folder / "own")]) == 0
     return model, AutoTokenizer.from_pretrained(folder / "opus"), folder / "own"
 
 
@@ -346,7 +346,7 @@ def test_given_back_to_marian(fields, tokenizer, tmp_path):
         torch.nn.init.normal_(parameter, std=0.25)
     model.save_pretrained(tmp_path / "own")
     tokenizer.save_pretrained(tmp_path / "own")
-    assert main(["export-marian", str(tmp_path / "own"), str(tmp_path / "marian")]) == 0
+    assert main(["convert", str(tmp_path / "own"), "-o", str(tmp_path / "marian"), "--to", "marianmt"]) == 0
     marian = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "marian").eval()
     assert type(marian) is MarianMTModel
     inputs = AutoTokenizer.from_pretrained(tmp_path / "marian")(["the dog sleeps .", "we see ."], return_tensors="pt",
@@ -375,20 +375,20 @@ def test_what_marian_cannot_say(tokenizer, tmp_path, capsys):
         model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config)
         model.save_pretrained(tmp_path / f"{number}")
         tokenizer.save_pretrained(tmp_path / f"{number}")
-        assert main(["export-marian", str(tmp_path / f"{number}"), str(tmp_path / "out")]) == 2
+        assert main(["convert", str(tmp_path / f"{number}"), "-o", str(tmp_path / "out"), "--to", "marianmt"]) == 2
         err = capsys.readouterr().err
         assert f"[{code}]" in err and all(name in err for name in fields) and not (tmp_path / "out").exists()
 
 
 def test_folders_that_are_no_marian_models(corpus, tiny_folder, tmp_path, capsys):
     opus_folder(tmp_path / "opus", corpus)
-    assert main(["import-marian", str(tmp_path / "nowhere"), str(tmp_path / "out")]) == 2
+    assert main(["convert", str(tmp_path / "nowhere"), "-o", str(tmp_path / "out")]) == 2
     assert str(tmp_path / "nowhere") in capsys.readouterr().err
     (tmp_path / "opus/source.spm").unlink()
-    assert main(["import-marian", str(tmp_path / "opus"), str(tmp_path / "out")]) == 2
+    assert main(["convert", str(tmp_path / "opus"), "-o", str(tmp_path / "out")]) == 2
     assert "[model.not_loaded]" in capsys.readouterr().err
     (tmp_path / "opus/model.safetensors").rename(tmp_path / "opus/pytorch_model.bin")
-    assert main(["import-marian", str(tmp_path / "opus"), str(tmp_path / "out")]) == 2
+    assert main(["convert", str(tmp_path / "opus"), "-o", str(tmp_path / "out")]) == 2
     assert "[weights.pickled]" in capsys.readouterr().err
-    assert main(["import-marian", str(tiny_folder), str(tmp_path / "out")]) == 2
+    assert main(["convert", str(tiny_folder), "-o", str(tmp_path / "out")]) == 2
     assert str(tiny_folder) in capsys.readouterr().err and not (tmp_path / "out").exists()

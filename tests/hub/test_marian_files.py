@@ -116,7 +116,7 @@ def imported(request, vocabularies, tmp_path_factory):
     """The folder that the command writes, and everything that [`write_model`] returns."""
     folder = tmp_path_factory.mktemp("marian")
     model, files, *written = write_model(folder, vocabularies, request.param)
-    assert main(["import-marian", str(model), "--vocabs", *files, str(folder / "own")]) == 0
+    assert main(["convert", str(model), "--vocabs", *files, "-o", str(folder / "own")]) == 0
     return folder / "own", model, files, *written
 
 
@@ -202,7 +202,7 @@ def test_words_of_pieces(vocabularies):
 
 def test_arrays_and_settings_are_given_back(imported, tmp_path, capsys):
     folder, model, files, *_ = imported
-    assert main(["export-marian", str(folder), str(tmp_path / "back/model.npz")]) == 0
+    assert main(["convert", str(folder), "-o", str(tmp_path / "back/model.npz")]) == 0
     with np.load(model) as old, np.load(tmp_path / "back/model.npz") as new:
         assert set(old.files) == set(new.files)
         for name in set(old.files) - {"special:model.yml"}:
@@ -292,7 +292,7 @@ def test_8_bit_weights_are_converted(fork, name, vocabularies, corpus, tmp_path,
             assert 0 < np.abs(found - values).max() <= step * 0.5001
         else:
             np.testing.assert_array_equal(found, values)
-    assert main(["import-marian", str(path), "--vocabs", *files, str(tmp_path / "own")]) == 0
+    assert main(["convert", str(path), "--vocabs", *files, "-o", str(tmp_path / "own")]) == 0
     assert "8-bit weights" in capsys.readouterr().err
     pair = corpus["test"][0][:2]
     expected = MarianModel(settings, content.arrays).log_probs(*tokens(models, pair)).sum()
@@ -308,8 +308,8 @@ def test_other_binary_files(dtype, vocabularies, tmp_path, capsys):
     write_bin(tmp_path / "model.bin", settings, arrays, fork=None)
     write_npz(tmp_path / "model.npz", settings, arrays)
     for ending in ("npz", "bin"):
-        assert main(["import-marian", str(tmp_path / f"model.{ending}"), "--vocabs", *files,
-                     str(tmp_path / ending)]) == 0  # fmt: skip
+        assert main(["convert", str(tmp_path / f"model.{ending}"), "--vocabs", *files,
+                     "-o", str(tmp_path / ending)]) == 0  # fmt: skip
     assert "8-bit" not in capsys.readouterr().err
     weights = [(tmp_path / ending / "model.safetensors").read_bytes() for ending in ("npz", "bin")]
     assert weights[0] == weights[1]
@@ -603,12 +603,12 @@ def test_command_lines(vocabularies, tmp_path, capsys):
     taken.mkdir()
     (taken / "file").touch()
     for arguments, code in (
-        ([str(path), str(tmp_path / "out")], "usage.requires"),
-        (["some/folder", str(tmp_path / "out"), "--vocabs", *files], "usage.requires"),
-        (["some/folder", str(tmp_path / "out"), "--config", "decoder.yml"], "usage.requires"),
-        ([str(path), "--vocabs", *files, str(taken)], "output.not_empty"),
+        ([str(path), "-o", str(tmp_path / "out")], "usage.requires"),
+        (["some/folder", "-o", str(tmp_path / "out"), "--vocabs", *files], "usage.requires"),
+        (["some/folder", "-o", str(tmp_path / "out"), "--config", "decoder.yml"], "usage.requires"),
+        ([str(path), "--vocabs", *files, "-o", str(taken)], "output.not_empty"),
     ):
-        assert main(["import-marian", *arguments]) == 2
+        assert main(["convert", *arguments]) == 2
         assert f"[{code}]" in capsys.readouterr().err
     assert not (tmp_path / "out").exists() and [file.name for file in taken.iterdir()] == ["file"]
 
@@ -620,7 +620,7 @@ def test_the_name_of_an_output_chooses_its_format(vocabularies, tmp_path, capsys
         folder.mkdir()
         path, files, _, settings, arrays = write_model(folder, vocabularies, name)
         own = import_marian_file(path, files, folder / "own")
-        assert main(["export-marian", str(own), str(folder / "new/x.npz")]) == 0
+        assert main(["convert", str(own), "-o", str(folder / "new/x.npz")]) == 0
         written = {file.name for file in (folder / "new").iterdir()}
         assert written == {*names, "x.npz", "x.decoder.yml"}
         search = yaml.safe_load((folder / "new/x.decoder.yml").read_text())
@@ -629,11 +629,11 @@ def test_the_name_of_an_output_chooses_its_format(vocabularies, tmp_path, capsys
         assert content.settings == settings and content.arrays.keys() == arrays.keys()
         vocabs = [str(folder / "new" / file) for file in search["vocabs"]]
         config = str(folder / "new/x.decoder.yml")
-        arguments = [str(folder / "new/x.npz"), str(folder / "again"), "--vocabs", *vocabs, "--config", config]
-        assert main(["import-marian", *arguments]) == 0
+        arguments = [str(folder / "new/x.npz"), "-o", str(folder / "again"), "--vocabs", *vocabs, "--config", config]
+        assert main(["convert", *arguments]) == 0
         weights = [(place / "model.safetensors").read_bytes() for place in (own, folder / "again")]
         assert weights[0] == weights[1]
-    assert main(["export-marian", str(own), str(tmp_path / "x.bin")]) == 2
+    assert main(["convert", str(own), "-o", str(tmp_path / "x.bin")]) == 2
     assert "[export.npz]" in capsys.readouterr().err
 
 
@@ -761,7 +761,7 @@ def test_a_marianmt_checkpoint(vocabularies, corpus, tmp_path):
     marian = MarianMTModel(MarianConfig(d_model=16, vocab_size=91, scale_embedding=True, **sizes, **ids))
     marian.final_logits_bias.normal_()
     marian.save_pretrained(opus)
-    assert main(["import-marian", str(opus), str(tmp_path / "own")]) == 0
+    assert main(["convert", str(opus), "-o", str(tmp_path / "own")]) == 0
     with rejects("export.config", "position_embedding_type"):
         export_marian_file(tmp_path / "own", tmp_path / "out/model.npz")
     fields = {"position_embedding_type": "tensor2tensor", "layer_norm_eps": 1e-6}

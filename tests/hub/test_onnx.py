@@ -47,7 +47,7 @@ def exported(tokenizer, tmp_path_factory):
             place = tmp_path_factory.mktemp(name)
             family = FAMILIES["nmt_transformer" if name == "student" else name]
             folder = saved(place / "model", tokenizer, family, STUDENT if name == "student" else family.small)
-            assert main(["export", str(folder), str(place / "onnx"), "--format", "onnx"]) == 0
+            assert main(["convert", str(folder), "-o", str(place / "onnx"), "--to", "onnx"]) == 0
             made[name] = (folder, place / "onnx")
         return made[name]
 
@@ -151,7 +151,7 @@ def test_what_the_graphs_cannot_do(exported, tokenizer, tmp_path, capsys):
         translator.model.save_pretrained(tmp_path / "again")
     with pytest.raises(recnmt_hf.UserError, match=str(graphs)):
         recnmt_hf.Translator.from_pretrained(graphs, quantization="int8")
-    words = ["export", str(model), str(tmp_path / "out"), "--format", "onnx"]
+    words = ["convert", str(model), "-o", str(tmp_path / "out"), "--to", "onnx"]
     assert main([*words, "--quantization", "int8"]) == 2 and "[export.quantization]" in capsys.readouterr().err
     (graphs / "encoder_model.onnx").write_bytes(b"no graph")
     with pytest.raises(recnmt_hf.UserError, match=r"encoder_model\.onnx"):
@@ -177,7 +177,7 @@ def test_wrong_graphs_are_not_written(tokenizer, tmp_path, capsys, monkeypatch):
 
     folder = saved(tmp_path / "model", tokenizer, FAMILIES["nmt_transformer"], {})
     monkeypatch.setattr(onnx_graphs, "save_graphs", other)
-    assert main(["export", str(folder), str(tmp_path / "out"), "--format", "onnx"]) == 2
+    assert main(["convert", str(folder), "-o", str(tmp_path / "out"), "--to", "onnx"]) == 2
     assert "[export.logits]" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
@@ -185,7 +185,7 @@ def test_without_the_packages(tokenizer, tmp_path, monkeypatch, capsys):
     folder = saved(tmp_path / "model", tokenizer, FAMILIES["nmt_transformer"], {})
     for package in ("onnxscript", "onnxruntime"):
         monkeypatch.setitem(__import__("sys").modules, package, None)
-        assert main(["export", str(folder), str(tmp_path / "out"), "--format", "onnx"]) == 2
+        assert main(["convert", str(folder), "-o", str(tmp_path / "out"), "--to", "onnx"]) == 2
         assert 'pip install "recnmt-hf[onnx]"' in capsys.readouterr().err
 
 
@@ -197,13 +197,13 @@ def test_another_model_is_refused(tokenizer, tmp_path, capsys):
     ids = {"pad_token_id": tokenizer.pad_token_id, "decoder_start_token_id": tokenizer.pad_token_id}
     MarianMTModel(MarianConfig(**sizes, **heads, **ids)).save_pretrained(tmp_path / "marian")
     tokenizer.save_pretrained(tmp_path / "marian")
-    assert main(["export", str(tmp_path / "marian"), str(tmp_path / "out"), "--format", "onnx"]) == 2
+    assert main(["convert", str(tmp_path / "marian"), "-o", str(tmp_path / "out"), "--to", "onnx"]) == 2
     assert "[export.foreign]" in capsys.readouterr().err
 
 
 def test_models_that_draw_samples_are_rejected(tokenizer, tmp_path, capsys):
     saved(tmp_path / "model", tokenizer, FAMILIES["vrnmt"], {"latent_inference": "sample"})
-    assert main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--format", "onnx"]) == 2
+    assert main(["convert", str(tmp_path / "model"), "-o", str(tmp_path / "out"), "--to", "onnx"]) == 2
     assert "latent_inference='sample'. Use" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 

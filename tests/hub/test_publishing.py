@@ -317,14 +317,14 @@ def test_dry_run_and_card(run_folder, tmp_path, capsys):
     assert str(tmp_path / "out") in capsys.readouterr().err
     assert main(words) == 2
     assert "[usage.requires]" in capsys.readouterr().err
-    assert main(["card", str(run_folder), "--license", "mit"]) == 0
+    assert main(["publish", "--card-only", str(run_folder), "--license", "mit"]) == 0
     card = (run_folder / "model/README.md").read_text()
     assert "license: mit" in card and f"\n# {run_folder.name}\n" in card
     for option in ("--name", "--sentence"):
-        assert main(["card", str(run_folder), option, "half\udcff"]) == 2
+        assert main(["publish", "--card-only", str(run_folder), option, "half\udcff"]) == 2
         assert f"{option}" in capsys.readouterr().err
     odd = shutil.copytree(run_folder / "model", tmp_path / "my model's")
-    assert main(["card", str(odd)]) == 0
+    assert main(["publish", "--card-only", str(odd)]) == 0
     command = (odd / "README.md").read_text().partition("| recnmt translate ")[2].partition("\n")[0]
     assert shlex.split(command) == [str(odd)]
 
@@ -660,7 +660,7 @@ def test_scores_of_later_tests_join_the_card(run_folder, tmp_path, capsys):
     score = Evidence.load(tmp_path / "new").tests[-1]
     assert (score.name, score.baseline, score.p_value, score.decoding["beams"]) == ("mine", "old", 1.0, 1)
     assert score.source_sha256 == sum_of_lines(["the dog sleeps .", "we see the cat ."])
-    assert main(["card", str(tmp_path / "new")]) == 0
+    assert main(["publish", "--card-only", str(tmp_path / "new")]) == 0
     assert "| mine | 2 |" in (tmp_path / "new/README.md").read_text()
     references.write_text("anders .\nanders .\n")
     assert main(["test", str(tmp_path / "new"), *words, "--baseline", str(tmp_path / "old")]) == 2
@@ -680,7 +680,7 @@ def test_scores_with_several_references(run_folder, tmp_path, capsys):
     assert (score.references, score.sentences) == (2, 2) and "nrefs:2|" in score.signature
     assert score.reference_sha256 == sum_of_lines(["ein Hund schläft ."] * 2 + ["der Hund schläft ."] * 2)
     assert score.dataset == [{"source": "a.en", "target": ["a.de0", "a.de1"]}]
-    assert main(["card", str(tmp_path / "model")]) == 0
+    assert main(["publish", "--card-only", str(tmp_path / "model")]) == 0
     assert "| second (2 references) | 2 |" in (tmp_path / "model/README.md").read_text()
     assert main(["test", str(tmp_path / "model"), "--set", "third", str(files[0])]) == 2
     assert "[test.set]" in capsys.readouterr().err

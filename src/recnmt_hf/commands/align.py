@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,8 +23,8 @@ SHORTLIST_HELP = "file to which likely translations of each token are written, f
 HEAD_HELP = "attention head, counted from 0 (default: the head trained to align words, else the mean of all heads)"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def add_arguments(parser: arguments.Parser) -> None:
+    add = parser.group("input and output")
     add("model", nargs="?", help=arguments.MODEL_HELP)
     add("--source", "-s", help="file of source sentences, one per line, words separated by spaces")
     add("--target", "-t", help="file of translations, one per line")
@@ -35,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gold", help="file of gold alignments to compare with: 0-0 sure, 0p1 possible")
     add("--links", help="file of links to compare with --gold (instead of a model)")
     add("--one-based", action="store_true", help="positions in --gold and --links count from 1")
-    arguments.add_options(parser, DecodingOptions, ["alignment_layer"], alignment_layer="--layer")
-    add("--head", type=arguments.whole(0), help=HEAD_HELP)
+    arguments.add_options(parser, DecodingOptions, ["alignment_layer"])
+    parser.group("alignment")("--head", type=arguments.whole(0), help=HEAD_HELP)
     add("--plot", help=f"{arguments.PICTURE_HELP} for a plot of the attention of one pair")
     add("--shortlist", metavar="FILE", help=SHORTLIST_HELP)
     add("--pair", type=arguments.whole(1), default=1, help="pair to plot, counted from 1")
@@ -104,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
             texts = [pair.source for pair in pairs], [pair.target for pair in pairs]
             options = replace(args.options, alignment_layer=args.alignment_layer, max_tokens=args.max_tokens)
             lines = write_shortlist(args.shortlist, translator, *texts, options, args.head)
-            print(f"{args.shortlist}: {lines} pairs of tokens", file=sys.stderr)
+            arguments.note(f"{args.shortlist}: {lines} pairs of tokens")
         links: list[Links] = []
         plotted: WordAlignment | None = None
         wanted = aligned() if has_links or gold is not None or args.plot is not None else iter(())
@@ -117,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
     if args.plot is not None:
         assert plotted is not None, "the pair is one of those aligned"
         plot_alignment(plotted, args.plot, gold[args.pair - 1] if gold else None)
-        print(f"{args.plot}: pair {args.pair}, {len(plotted.links)} links", file=sys.stderr)
+        arguments.note(f"{args.plot}: pair {args.pair}, {len(plotted.links)} links")
     if gold is not None:
         print(alignment_error_rate(links, gold))
 

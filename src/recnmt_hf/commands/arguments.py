@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import logging
 import os
 import re
 import sys
@@ -23,33 +24,82 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+# Logger of the notes of commands and runs; `--quiet` shows only its warnings.
+NOTES = logging.getLogger("recnmt_hf.progress")
+NOTES.setLevel(logging.INFO)
 MODEL_HELP = "folder of a trained model, or a model id of the Hub"
 # Options that name the languages of a model of several.
 LANGUAGES = ("source_lang", "target_lang", "source_prefix")
 PICTURE_HELP = ".png, .svg or .pdf file"
+# Option -> kind of its value in the help; those of numbers are known by their type.
+FILES = ("output", "input", "source", "target", "gold", "links", "plot", "json", "jsonl", "config", "shortlist")
+METAVARS = {
+    **dict.fromkeys((*FILES, "references", "prefix", "notes", "template"), "FILE"),
+    **dict.fromkeys(("source_lang", "target_lang", "language"), "LANG"),
+}
+# Group in the help -> fields of DecodingOptions.
+GROUPS = {
+    "search": ("beams", "num_hypotheses", "length_penalty_type", "length_penalty", "seed"),
+    "length": ("max_length_factor", "max_length_extra", "split_sentences", "on_long", "max_source_length"),
+    "languages": LANGUAGES,
+    "alignment": ("alignments", "alignment_layer"),
+    "speed": ("max_tokens", "buffer", "shortlist", "shortlist_first", "shortlist_best"),
+}
+# Names of options that differ from the field's, and earlier names that are accepted until 0.4.0.
+FLAGS = {
+    "beams": ["--beams", "--beam-size", "--num-beams"],
+    "num_hypotheses": ["--n-best"],
+    "alignment_layer": ["--layer"],
+}
+EARLIER_FLAGS = {"alignment_layer": "--alignment-layer"}
 # Part of argparse's message -> code of the error.
 USAGE_CODES = {
     "invalid choice": "choice",
     "unrecognized arguments": "unknown",
-    "arguments are required": "missing",
+    " required": "missing",
     "expected ": "count",
     "not allowed with": "excludes",
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """
-    An `ArgumentParser` whose help shows the default of each option. Its errors have a code, and suggest the nearest
-    command or option.
-    """
+class HelpFormatter(argparse.HelpFormatter):
+    """Formatter of help that shows the default of each option, and `N`, `LANG` and `FILE` for their values."""
 
-    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
-        default, text = settings.get("default"), settings.get("help")
-        is_unset = default is None or default is False or default in ([], argparse.SUPPRESS)
-        if text and not is_unset and "(default:" not in text:
-            words = " ".join(map(str, default)) if isinstance(default, list) else str(default)
-            settings["help"] = f"{text} (default: {words.replace('%', '%%')})"
-        return super().add_argument(*names, **settings)
+    def _get_help_string(self, action: argparse.Action) -> str:
+        default, text = action.default, action.help or ""
+        if action.nargs == 0 or default in (None, [], argparse.SUPPRESS) or "(default:" in text:
+            return text
+        words = " ".join(map(str, default)) if isinstance(default, list) else str(default)
+        return f"{text} (default: {words.replace('%', '%%')})"
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        if action.type not in (None, str):
+            return "N"
+        return METAVARS.get(action.dest, action.dest.upper())
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` with groups, whose errors have a code and suggest the nearest command or option."""
+
+    positional_output = False
+
+    def __init__(self, **settings: Any):
+        super().__init__(**{"formatter_class": HelpFormatter, **settings})
+        self.groups: dict[str, Any] = {}
+
+    def group(self, title: str) -> Callable[..., argparse.Action]:
+        """Return the function that adds arguments to the group with a title."""
+        if title not in self.groups:
+            self.groups[title] = self.add_argument_group(title)
+        return self.groups[title].add_argument
+
+    def add_output(self, **settings: Any) -> None:
+        """Add the required option --output, which earlier command lines pass as the last positional argument."""
+        add = self.group("input and output")
+        if self.positional_output:
+            add = self.groups["input and output"].add_mutually_exclusive_group(required=True).add_argument
+            add("output", nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        add("--output", "-o", metavar="FOLDER", required=not self.positional_output, **settings)
 
     def error(self, message: str) -> NoReturn:
         code = next((code for words, code in USAGE_CODES.items() if words in message), "value")
@@ -101,16 +151,17 @@ def whole(least: float, most: float | None = None) -> Callable[[str], int]:
 SEED = whole(0, MOST_SEED)
 
 
-def add_options(parser: argparse.ArgumentParser, kind: type, names: Iterable[str], **flags: str) -> None:
+def add_options(parser: Parser, kind: type, names: Iterable[str], group: str = "options") -> None:
     """
-    Add arguments for fields of a dataclass, with the type, range, choices, default and help of the field. `flags` are
-    those that differ from the name of the field.
+    Add arguments for fields of a dataclass, with the type, range, choices, default and help of the field, to `group` or
+    that of [`GROUPS`].
     """
     for name in names:
         option = options_of(kind)[name]
-        flag = flags.get(name, f"--{name.replace('_', '-')}")
+        flags = FLAGS.get(name, [f"--{name.replace('_', '-')}"])
+        add = parser.group(next((title for title, fields in GROUPS.items() if name in fields), group))
         if option.hint is bool:
-            parser.add_argument(flag, dest=name, action="store_true", help=option.help)
+            add(*flags, dest=name, action="store_true", help=option.help)
             continue
         settings: dict[str, Any] = {"dest": name, "default": option.default, "help": option.help.replace("%", "%%")}
         hint = option.hint
@@ -119,8 +170,9 @@ def add_options(parser: argparse.ArgumentParser, kind: type, names: Iterable[str
             settings |= {"nargs": "+", "default": list(getattr(kind(), name))}
         choices = option.choices or (get_args(hint) if get_origin(hint) is Literal else None)
         settings |= {"choices": choices} if choices else {"type": reader(hint, option.allowed)}
-        settings |= {} if choices else {"metavar": flag[2:].upper()}
-        parser.add_argument(flag, **settings)
+        add(*flags, **settings)
+        if name in EARLIER_FLAGS:
+            add(EARLIER_FLAGS[name], **settings | {"help": argparse.SUPPRESS})
 
 
 def reader(hint: Any, allowed: Range | None) -> Callable[[str], Any]:
@@ -141,15 +193,21 @@ def read_options(kind: type[T], args: argparse.Namespace, names: Iterable[str]) 
 # -- groups of arguments -----------------------------------------------------------------------------------------------
 
 
+def add_revision(add: Callable[..., argparse.Action]) -> None:
+    """Add the option for the version of a model of the Hub."""
+    add("--revision", help="branch, tag or commit of a model of the Hub (default: the newest commit of main)")
+
+
 def add_models_argument(parser: argparse.ArgumentParser) -> None:
     """Add the argument for a model, or several that form an ensemble."""
     ensemble = "several models with one vocabulary form an ensemble that averages their log-probabilities"
     parser.add_argument("model", nargs="+", help=f"{MODEL_HELP}; {ensemble}")
 
 
-def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+def add_device_arguments(parser: Parser) -> None:
     """Add the options of loading a model."""
-    add = parser.add_argument
+    add = parser.group("model and device")
+    add_revision(add)
     add("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if available)")
     types = ("float32", "bfloat16", "float16", "fastest")
     fastest = "fastest: bfloat16 if the processor or GPU has instructions for it, else float32"
@@ -158,11 +216,11 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     add("--trust-remote-code", action="store_true", help="run Python code from the model's folder or repository")
 
 
-def add_trees_argument(parser: argparse.ArgumentParser, **settings: Any) -> None:
+def add_trees_argument(parser: Parser, **settings: Any) -> None:
     """Add the option for dependency trees, which [`load_translator`] checks."""
     text = "CoNLL-U file with the dependency trees of the sources, for a model that reads them; the words of a source "
     text += "are separated by spaces"
-    parser.add_argument("--source-trees", **{"metavar": "FILE", "help": text, **settings})
+    parser.group("input and output")("--source-trees", **{"metavar": "FILE", "help": text, **settings})
 
 
 def with_trees(lines: Iterator[str], source: str | None, trees: str | None) -> Iterator[Any]:
@@ -209,6 +267,7 @@ def load_translator(args: argparse.Namespace) -> Translator:
     from ..inference.translator import Translator
 
     settings = {name: getattr(args, name) for name in ("device", "dtype", "quantization", "trust_remote_code")}
+    settings |= {} if args.revision is None else {"revision": args.revision}
     models = args.model if isinstance(args.model, list) else [args.model]
     translator = Translator.from_pretrained(models[0] if len(models) == 1 else models, **settings)
     if resolve_device(args.device).type == "cpu":
@@ -218,11 +277,11 @@ def load_translator(args: argparse.Namespace) -> Translator:
     return translator
 
 
-def add_generate_argument(parser: argparse.ArgumentParser) -> None:
+def add_generate_argument(parser: Parser) -> None:
     """Add the option for further settings of generation, which [`read_settings`] parses."""
     text = "further settings of transformers' GenerationConfig, with values in YAML: do_sample=true temperature=0.8 "
     text += "top_p=0.9 no_repeat_ngram_size=3 repetition_penalty=1.2 ..."
-    parser.add_argument("--generate", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=text)
+    parser.group("search")("--generate", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=text)
 
 
 def read_settings(words: Sequence[str], flag: str) -> dict[str, Any]:
@@ -239,11 +298,11 @@ def read_settings(words: Sequence[str], flag: str) -> dict[str, Any]:
     return settings
 
 
-def add_rouge_argument(parser: argparse.ArgumentParser) -> None:
+def add_rouge_argument(add: Callable[..., argparse.Action]) -> None:
     """Add the option that selects ROUGE."""
     units = ("words", "characters", "english")
     text = "F1 of ROUGE-1, -2 and -L on these units instead of BLEU; english: stemmed words of the letters a to z"
-    parser.add_argument("--rouge", choices=units, help=text)
+    add("--rouge", choices=units, help=text)
 
 
 def add_recipe_arguments(parser: argparse.ArgumentParser, example: str, overrides: str, output: str) -> None:
@@ -251,16 +310,15 @@ def add_recipe_arguments(parser: argparse.ArgumentParser, example: str, override
     add = parser.add_argument
     add("recipe", help=f"YAML file, e.g. {example}")
     add("overrides", nargs="*", default=[], metavar="SECTION.FIELD=VALUE", help=overrides)
-    add("--output", "-o", help=output)
+    add("--output", "-o", metavar="FOLDER", help=output)
 
 
-def add_card_arguments(parser: argparse.ArgumentParser) -> None:
+def add_card_arguments(add: Callable[..., argparse.Action]) -> None:
     """Add the options of a model card, which [`card_options`] reads."""
-    add = parser.add_argument
     add("--license", help="licence identifier of the Hub, e.g. apache-2.0 or cc-by-4.0")
     add("--sentence", help="example sentence in the card (default: one of the validation set)")
-    add("--notes", metavar="FILE", help="Markdown file to insert below the scores of the card")
-    add("--template", metavar="FILE", help="Jinja template of the card (default: the package's own)")
+    add("--notes", help="Markdown file to insert below the scores of the card")
+    add("--template", help="Jinja template of the card (default: the package's own)")
 
 
 def card_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -287,6 +345,12 @@ def refuse_duplicates(values: Iterable[Any], flag: str) -> None:
             is_same |= (os.path.isfile(word) or os.path.isdir(word)) and os.path.samefile(word, other)
         if is_same:
             raise UserError("usage.duplicate", field=flag, value=word, first=short_repr(other))
+
+
+def note(text: str) -> None:
+    """Print a note on standard error, unless `--quiet` is given."""
+    if NOTES.isEnabledFor(logging.INFO):
+        print(text, file=sys.stderr, flush=True)
 
 
 def stream(path: str | None) -> str | None:

@@ -3,17 +3,16 @@
 import argparse
 import os
 import re
-import sys
 from pathlib import Path
 
 from ..errors import UserError
-from .arguments import refuse_duplicates, whole
+from .arguments import Parser, note, refuse_duplicates, whole
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def add_arguments(parser: Parser) -> None:
+    add = parser.group("input and output")
     add("inputs", nargs="+", help="checkpoint folders, or one folder of a training run")
-    add("--output", "-o", required=True, help="folder of the averaged model")
+    parser.add_output(help="folder of the averaged model")
     add("--count", type=whole(1), default=5, help="number of checkpoints to average, if a run is given")
     add("--which", choices=("last", "best"), default="last", help="checkpoints of a run to average")
     add("--metric", default="eval_bleu", help="metric of --which best")
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def report(text: str) -> None:
-    print(f"recnmt average: {text}", file=sys.stderr, flush=True)
+    note(f"recnmt average: {text}")
 
 
 def refuse_inside(output: str, folder: Path, is_run: bool = False) -> None:

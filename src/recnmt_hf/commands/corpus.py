@@ -2,13 +2,13 @@
 
 import argparse
 
-from .arguments import SEED, whole
+from .arguments import SEED, Parser, whole
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def add_arguments(parser: Parser) -> None:
+    add = parser.group("corpus")
     size, depth = whole(0), whole(0, 50)
-    add("output", help="folder in which train.en, train.de, validation.en, ... are written")
+    parser.add_output(help="folder in which train.en, train.de, validation.en, ... are written")
     add("--train", type=size, default=20000, help="sentence pairs for training")
     add("--validation", type=size, default=500, help="sentence pairs for validation")
     add("--test", type=size, default=500, help="sentence pairs for testing")

@@ -6,26 +6,29 @@ import os
 from typing import Any
 
 from ..errors import UserError
-from .arguments import add_rouge_argument, optional_output, refuse_duplicates, whole
+from .arguments import Parser, add_rouge_argument, optional_output, refuse_duplicates, whole
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def add_arguments(parser: Parser) -> None:
+    add = parser.group("input and output")
     add("hypotheses", nargs="+", help="files of translations, one per line; the first of several is the baseline")
     add("--references", "-r", nargs="+", action="extend", required=True, help="reference files")
-    add_rouge_argument(parser)
     add("--source", "-s", help="file of source sentences; adds BLEU (or ROUGE-L) by source length")
     add("--length-edges", type=whole(1), nargs="+", default=[15, 30, 45], help="upper limits of source-length bins")
+    add("--examples", type=whole(0), default=0, help="print N sentences and their translations")
+    add("--json", help="JSON file for all figures (default: none)")
+    add = parser.group("metrics")
+    add_rouge_argument(add)
     tokenize = "sacrebleu's tokenizer: 13a, zh, ja-mecab, char, flores200, none, ... (default: that of --language)"
     add("--tokenize", help=tokenize)
     language = "language code of the translations, which chooses sacrebleu's and Moses' tokenizers (default: 13a for "
     add("--language", help=f"{language}BLEU, and none for tokenized BLEU, whose texts are tokenized already)")
     add("--no-ter", action="store_true", help="omit TER, which is slow on long sentences")
     tests = ("bootstrap", "randomization", "sign", "both", "all")
-    add("--test", choices=tests, default="both", help="significance test; both: bootstrap and randomization")
+    add = parser.group("significance")
+    add("--significance", choices=tests, default="both", help="significance test; both: bootstrap and randomization")
+    add("--test", dest="significance", choices=tests, default="both", help=argparse.SUPPRESS)
     add("--samples", type=whole(1), default=1000, help="samples of the significance test")
-    add("--examples", type=whole(0), default=0, metavar="N", help="print N sentences and their translations")
-    add("--json", help="JSON file for all figures (default: none)")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -70,7 +73,8 @@ def run(args: argparse.Namespace) -> None:
                 ]
         if len(systems) > 1:
             options = {"metric": "rougeL", "units": args.rouge} if args.rouge else {"tokenize": args.tokenize}
-            for method in {"both": (BOOTSTRAP, RANDOMIZATION), "all": METHODS}.get(args.test, [args.test]):
+            tests = {"both": (BOOTSTRAP, RANDOMIZATION), "all": METHODS}
+            for method in tests.get(args.significance, [args.significance]):
                 results = compare_systems(systems, references, method, args.samples, **options)
                 samples = "" if method == SIGN else f", {args.samples} samples"
                 print(f"paired {method} test{samples}, against {args.hypotheses[0]}")

@@ -3,25 +3,26 @@
 import argparse
 
 from ..errors import UserError
-from .arguments import PICTURE_HELP, add_device_arguments, load_translator, whole
+from .arguments import PICTURE_HELP, Parser, add_device_arguments, load_translator, whole
 
 
 # Options of some subjects.
 OPTIONS = ("target", "layer", "head", "direction")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     from ..analysis.subjects import SUBJECTS
 
-    add = parser.add_argument
+    add = parser.group("input and output")
     subjects = "; ".join(f"{subject.name} ({family}): {subject.summary}" for family, subject in SUBJECTS.items())
     add("model", help=f"folder of a trained model ({', '.join(SUBJECTS)}), or a model id of the Hub")
     add("sentence", help="source sentence")
-    names = [subject.name for subject in SUBJECTS.values()]
-    add("--subject", choices=names, help=f"{subjects} (default: the subject of the model's family)")
     add("--target", help="translation of the sentence (default: the model's own)")
     add("--output", "-o", help=f"{PICTURE_HELP} (default: text on standard output)")
+    add = parser.group("view")
     layer = "layer, counted from 0 (default: 0 for attention and relations, the top layer for global and tree)"
+    names = [subject.name for subject in SUBJECTS.values()]
+    add("--subject", choices=names, help=f"{subjects} (default: the subject of the model's family)")
     add("--layer", type=whole(0), help=layer)
     add("--head", type=whole(0), help="attention head, counted from 0 (default: mean of all heads)")
     add("--direction", choices=("forward", "backward"), help="direction of the ON-LSTM (default: forward)")

@@ -6,11 +6,12 @@ import argparse
 import errno
 import importlib
 import io
+import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from typing import Any
 
 from .. import __version__
@@ -18,43 +19,59 @@ from .._interrupts import Interrupts, raised_interrupts
 from .._registration import register
 from ..errors import UserError
 from ..models.user_errors import masked_message
-from .arguments import Parser, printable
+from .arguments import NOTES, Parser, printable
 
 
-# Subcommand -> one line of help. The module has the same name, with underscores.
-COMMANDS = {
-    "prepare": "tokenize the training data of a recipe once, in shards",
-    "train": "train a model from a recipe",
-    "translate": "translate a file or standard input",
-    "score": "compute log-probabilities of given translations",
-    "evaluate": "score translations against references, and compare systems",
-    "align": "align words of translations with source words",
-    "average": "average checkpoints",
-    "tokenizer": "train a tokenizer",
-    "demo": "serve a local web page to try trained models",
-    "inspect": "show internal states of a model for one sentence, as a picture or as text",
-    "test": "evaluate a trained model on test sets, and save scores and translations in its folder",
-    "plot": "plot the learning curves of training runs",
-    "card": "write the model card of a trained model",
-    "publish": "upload a trained model to the Hub with code, card, recipe, scores and translations",
-    "export": "export a trained model for an inference engine",
-    "import-marian": "convert a MarianMT checkpoint, or a model in Marian's own format, with its vocabularies",
-    "export-marian": "write a base Transformer as a MarianMT checkpoint or in Marian's own format",
-    "corpus": "write the generated English-German corpus",
+# Group in `recnmt --help` -> subcommand -> one line of help. The module has the name of the subcommand.
+GROUPS = {
+    "data": {
+        "corpus": "write the generated English-German corpus",
+        "prepare": "tokenize the training data of a recipe once, in shards",
+        "tokenizer": "train a tokenizer",
+    },
+    "train": {
+        "train": "train a model from a recipe, or plot the learning curves of runs",
+        "average": "average checkpoints",
+    },
+    "use": {
+        "translate": "translate a file or standard input",
+        "score": "compute log-probabilities of given translations",
+        "align": "align words of translations with source words",
+        "demo": "serve a local web page to try trained models",
+    },
+    "evaluate": {
+        "test": "evaluate a trained model on test sets, and save scores and translations in its folder",
+        "evaluate": "score translations against references, and compare systems",
+    },
+    "share": {
+        "publish": "upload a trained model with its card to the Hub, or write the card only",
+        "convert": "convert models from and to MarianMT and Marian, and to ONNX and CTranslate2",
+    },
+    "analyse": {
+        "inspect": "show internal states of a model for one sentence, as a picture or as text",
+        "env": "print versions, hardware and installed extras for a bug report",
+    },
 }
-# Commands of 0.2, now subjects of `inspect`; they work for one more version.
-RENAMED = ("attention", "global", "positions", "tree")
-# Commands of 0.2 that are now programs of the repository, named until 0.4.0.
+COMMANDS = {name: summary for commands in GROUPS.values() for name, summary in commands.items()}
+# Commands of earlier versions -> what replaces them. The names are accepted until 0.4.0.
 MOVED = {
-    "sweep": "sweep.py",
-    "parameters": "parameters.py",
-    "logic": "logical_inference.py",
-    "logic-corpus": "logic.py",
-    "probe": "probing.py",
-    "probe-words": "bag_of_words.py",
+    **{name: f"recnmt inspect --subject {name}" for name in ("attention", "global", "positions", "tree")},
+    "card": "recnmt publish --card-only",
+    "plot": "recnmt train --plot",
+    "export": "recnmt convert",
+    "import-marian": "recnmt convert",
+    "export-marian": "recnmt convert --to marianmt",
+    "sweep": "python scripts/experiments/sweep.py",
+    "parameters": "python scripts/experiments/parameters.py",
+    "logic": "python scripts/experiments/logical_inference.py",
+    "logic-corpus": "python scripts/experiments/logic.py",
+    "probe": "python scripts/experiments/probing.py",
+    "probe-words": "python scripts/experiments/bag_of_words.py",
 }
+# Names under which the output may be the last positional argument, in place of --output.
+POSITIONAL_OUTPUT = {"corpus", "export", "import-marian", "export-marian"}
 # Commands that need no model.
-MODEL_FREE_COMMANDS = {"evaluate", "tokenizer", "corpus"}
+MODEL_FREE_COMMANDS = {"evaluate", "tokenizer", "corpus", "env"}
 # Commands that end when the reader of a pipe does, unless they also write files.
 STREAMING_COMMANDS = {"translate", "score", "align"}
 FILE_OPTIONS = ("plot", "shortlist")
@@ -97,19 +114,55 @@ class LastingOutput:
             discard_output()
 
 
-def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
+class NoTerminal:
+    """Standard error that does not count as a terminal, so that no progress bars are shown."""
+
+    def __init__(self, stream: Any):
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def isatty(self) -> bool:
+        return False
+
+
+@contextmanager
+def quiet_notes() -> Iterator[None]:
+    """Show neither notes nor progress bars on standard error, but warnings and errors."""
+    level = NOTES.level
+    NOTES.setLevel(logging.WARNING)
+    try:
+        with redirect_stderr(NoTerminal(sys.stderr)):
+            yield
+    finally:
+        NOTES.setLevel(level)
+
+
+def build_parser(chosen: str | None = None, typed: str | None = None) -> argparse.ArgumentParser:
     """
-    Return the parser, with only the chosen subcommand's module imported. A module has `add_arguments` and `run`, and
-    optionally `check` for errors that can be found before large packages are imported.
+    Return the parser, with only the chosen subcommand's module imported; `typed` is the name on the command line if it
+    is an earlier one. A module has `add_arguments` and `run`, and optionally `check` for errors that can be found
+    before large packages are imported.
     """
-    parser = Parser(prog="recnmt", description="Train, translate, score and share translation models.")
+    listing = ""
+    for group, commands in GROUPS.items():
+        listing += f"{group}:\n" + "".join(f"  {name:<11}{summary}\n" for name, summary in commands.items()) + "\n"
+    parser = Parser(
+        prog="recnmt",
+        description="Train, translate, score and share translation models.",
+        epilog=f"{listing}`recnmt COMMAND --help` lists the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"recnmt {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        sub = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        sub = subparsers.add_parser(name, description=summary[0].upper() + summary[1:] + ".")
         if name == chosen:
-            implementation = importlib.import_module(f".{name.replace('-', '_')}", __package__)
+            implementation = importlib.import_module(f".{name}", __package__)
+            sub.positional_output = (typed or name) in POSITIONAL_OUTPUT
             implementation.add_arguments(sub)
+            sub.add_argument("--quiet", action="store_true", help="show only warnings and errors on standard error")
             check = getattr(implementation, "check", lambda args: None)
             sub.set_defaults(check=check, run=implementation.run, refuse=sub.refuse)
     return parser
@@ -138,20 +191,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in argv if not word.startswith("-")), None)
     prepare_streams()
+    typed = chosen
     if chosen in MOVED:
-        program = f"python scripts/experiments/{MOVED[chosen]}"
-        print(f"recnmt {chosen} is now `{program}` in the repository of recnmt_hf.", file=sys.stderr)
-        return USER_ERROR
-    if chosen in RENAMED:
-        place = argv.index(chosen)
-        argv[place : place + 1] = ["inspect", f"--subject={chosen}"]
-        print(f"recnmt {chosen} is now `recnmt inspect`; the old name will be removed.", file=sys.stderr)
-        chosen = "inspect"
+        place, (program, *words) = argv.index(chosen), MOVED[chosen].split()
+        print(f"recnmt {chosen} is now `{MOVED[chosen]}`; the old name will be removed in 0.4.0.", file=sys.stderr)
+        if program != "recnmt":
+            return USER_ERROR
+        argv[place : place + 1] = words
+        chosen = words[0]
     name = f"recnmt {chosen}" if chosen in COMMANDS else "recnmt"
     with raised_interrupts() as interrupts:
         is_interrupted = False
         try:
-            code = run_command(name, chosen, argv, interrupts)
+            code = run_command(name, chosen, typed, argv, interrupts)
         except KeyboardInterrupt:
             is_interrupted = True
         except SystemExit:
@@ -163,17 +215,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def run_command(name: str, chosen: str | None, argv: list[str], interrupts: Interrupts) -> int:
+def run_command(name: str, chosen: str | None, typed: str | None, argv: list[str], interrupts: Interrupts) -> int:
     """Parse the arguments, run the subcommand and report its errors; return the exit code."""
     args = None
     try:
-        args = parse(build_parser(chosen), argv)
+        args = parse(build_parser(chosen, typed), argv)
         args.check(args)
         if args.command not in MODEL_FREE_COMMANDS:
             register()
         is_alone = args.command in STREAMING_COMMANDS and not any(getattr(args, name, None) for name in FILE_OPTIONS)
         output: Any = sys.stdout if is_alone else LastingOutput(sys.stdout)
-        with redirect_stdout(output):
+        with redirect_stdout(output), quiet_notes() if args.quiet else nullcontext():
             args.run(args)
             sys.stdout.flush()
     except Exception as error:

@@ -6,27 +6,31 @@ import tempfile
 from pathlib import Path
 
 from ..errors import UserError
-from .arguments import add_card_arguments, card_options, read_options
+from .arguments import Parser, add_card_arguments, card_options, read_options
 
 
-# Options of a model's card and weights, which a Space does not have.
-OF_A_MODEL = ("sentence", "notes", "template", "shard_size")
+# Options of an upload, which a card alone does not have.
+OF_AN_UPLOAD = ("output", "dry_run", "private", "branch", "pull_request", "message", "tag", "collection")
+# Kind of what is published -> options without effect: a Space has neither a model's card nor its weights.
+EXCLUDED = {
+    "space": ("card_only", "sentence", "notes", "template", "shard_size", "name"),
+    "card_only": ("shard_size", *OF_AN_UPLOAD),
+}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "model",
-        nargs="+",
-        metavar="MODEL",
-        help="folder of a run or a trained model, followed by the name of the repository, user/name; with --space: "
-        "folders of runs or models, or model ids",
-    )
+def add_arguments(parser: Parser) -> None:
+    model = "folder of a run or a trained model, followed by the name of the repository, user/name (optional with "
+    model += "--card-only); with --space: folders of runs or models, or model ids"
+    parser.add_argument("model", nargs="+", metavar="MODEL", help=model)
+    add = parser.group("input and output")
+    add("--card-only", action="store_true", help="write the card as README.md into the model's folder, without upload")
+    add("--name", help=argparse.SUPPRESS)  # of `recnmt card`
     add("--space", metavar="NAME", help="name of a Space, user/name, with the page of `recnmt demo` for these models")
-    add_card_arguments(parser)
     add("--shard-size", help="maximum size of a file of weights (default: 50GB)")
-    add("--output", "-o", help="new folder for a copy of the uploaded files (default: none)")
+    add("--output", "-o", metavar="FOLDER", help="new folder for a copy of the uploaded files (default: none)")
     add("--dry-run", action="store_true", help="write the folder --output without uploading it")
+    add_card_arguments(parser.group("card"))
+    add = parser.group("upload")
     add_visibility = parser.add_mutually_exclusive_group().add_argument
     add_visibility("--private", action="store_true", default=None, help="create the repository as private")
     add_visibility("--public", dest="private", action="store_false", help="create the repository as public")
@@ -38,13 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    args.kind, args.name = ("space", args.space) if args.space else ("model", args.model[-1])
-    if args.space:
-        for name in OF_A_MODEL:
-            if getattr(args, name) is not None:
-                raise UserError("usage.excludes", field="--space", other=f"--{name.replace('_', '-')}")
-    elif len(args.model) != 2:
+    for kind, names in EXCLUDED.items():
+        for name in names:
+            if getattr(args, kind) and getattr(args, name) not in (None, False):
+                flags = (f"--{option.replace('_', '-')}" for option in (kind, name))
+                raise UserError("usage.excludes", **dict(zip(("field", "other"), flags, strict=True)))
+    if args.card_only and len(args.model) == 1:
+        args.model.append(args.name)
+    elif not args.space and len(args.model) != 2:
         raise UserError("publish.arguments", field=" ".join(args.model))
+    args.kind, args.name = ("space", args.space) if args.space else ("model", args.model[1])
+    if args.card_only:
+        return
     if args.dry_run and not args.output:
         raise UserError("usage.requires", field="--dry-run", other="--output")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", args.name):
@@ -58,9 +67,13 @@ def check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from ..data.files import partial_folder
+    from ..hub.card import write_card
     from ..hub.publishing import Destination, files_of, listing, prepare_repository, upload
     from ..hub.spaces import prepare_space
 
+    if args.card_only:
+        print(write_card(args.model[0], args.name, **card_options(args)))
+        return
     with partial_folder(Path(tempfile.gettempdir())) as temporary:
         output = args.output or temporary / "repository"
         if args.space:

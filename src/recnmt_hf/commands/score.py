@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 SCORING = ("length_penalty_type", "length_penalty", "max_tokens", *arguments.LANGUAGES)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def add_arguments(parser: arguments.Parser) -> None:
     arguments.add_models_argument(parser)
+    add = parser.group("input and output")
     add("--source", "-s", help="file of source sentences, one per line")
     add("--target", "-t", help="file of translations, one per line")
     arguments.add_trees_argument(parser)
@@ -97,4 +96,4 @@ def write_scores(args: argparse.Namespace, pairs: list[Any], out: IO[str]) -> No
     note = f", {empty} without tokens, whose log-probability is 0" if empty else ""
     entropy = -total / max(tokens, 1)
     perplexity = math.exp(entropy) if entropy < 700 else math.inf
-    print(f"{len(pairs)} pairs, {tokens} tokens, perplexity {perplexity:.4f}{note}", file=sys.stderr)
+    arguments.note(f"{len(pairs)} pairs, {tokens} tokens, perplexity {perplexity:.4f}{note}")

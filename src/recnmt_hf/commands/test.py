@@ -24,8 +24,8 @@ EXCLUDED = ("num_hypotheses", "alignments", "alignment_layer", *TEXT_OPTIONS)
 OPTIONS = [name for name in DECODING if name not in EXCLUDED]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def add_arguments(parser: arguments.Parser) -> None:
+    add = parser.group("input and output")
     add("model", help="folder of a run or a trained model, in which scores and translations are written")
     names = ("NAME", "SOURCE REFERENCE [REFERENCE ...]")
     sets = "name, sources and references (one file or several) of a test set; repeat for several sets"
@@ -35,14 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_trees_argument(parser, nargs=2, action="append", default=[], metavar=("NAME", "FILE"), help=trees)
     baseline = "model already tested on the same sets; adds a p-value of approximate randomization"
     add("--baseline", metavar="MODEL", help=baseline)
+    add = parser.group("languages")
     add("--source-lang", help="code of the source language (default: the run's)")
     add("--target-lang", help="code of the target language, the file extension of translations (default: the run's)")
-    arguments.add_rouge_argument(parser)
+    add = parser.group("metrics")
+    arguments.add_rouge_argument(add)
     add("--lowercase", action="store_true", help="case-insensitive BLEU")
-    add(
-        "--tokenize",
-        help="sacrebleu's tokenizer, e.g. flores200 (default: the run's, or by the target language)",
-    )
+    add("--tokenize", help="sacrebleu's tokenizer, e.g. flores200 (default: the run's, or by the target language)")
     arguments.add_options(parser, DecodingOptions, OPTIONS)
     arguments.add_generate_argument(parser)
     arguments.add_device_arguments(parser)

@@ -2,17 +2,17 @@
 
 import argparse
 
-from .arguments import whole
+from .arguments import Parser, whole
 
 
 # Options that are arguments of `train_tokenizer`.
 OPTIONS = ("kind", "vocab_size", "min_frequency", "lowercase", "byte_fallback", "tags")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def add_arguments(parser: Parser) -> None:
+    add = parser.group("input and output")
     add("files", nargs="+", help="text files, plain, gzip or Zstandard; both languages for a joint tokenizer")
-    add("--output", "-o", required=True, help="a new folder, which AutoTokenizer can load")
+    parser.add_output(help="a new folder, which AutoTokenizer can load")
     add("--kind", choices=("bpe", "word", "space", "character"), default="bpe", help="kind of symbols")
     add("--vocab-size", type=whole(1, 2**31 - 1), default=8000, help="number of symbols")
     add("--min-frequency", type=whole(1, 2**31 - 1), default=1, help="minimum frequency of a symbol")

@@ -4,23 +4,41 @@ import argparse
 import sys
 
 from ..errors import UserError
-from .arguments import add_recipe_arguments
+from .arguments import PICTURE_HELP, Parser, add_recipe_arguments, refuse_duplicates
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def add_arguments(parser: Parser) -> None:
     add_recipe_arguments(
         parser,
         "one of scripts/recipes",
         "fields to override, e.g. training.max_steps=2000",
         "output folder (default: outputs/NAME-OF-RECIPE)",
     )
+    add = parser.add_argument
     add("--resume", action="store_true", help="resume from the newest intact checkpoint")
     add("--overwrite", action="store_true", help="delete the files of an earlier run in the folder")
     add("--print-recipe", action="store_true", help="print the recipe with all defaults without training")
+    plot = "plot the learning curves of the runs whose folders are given in place of a recipe, in --output (default: "
+    add("--plot", action="store_true", help=f"{plot}curve.png), a {PICTURE_HELP}")
+
+
+def check(args: argparse.Namespace) -> None:
+    if args.plot:
+        refuse_duplicates([args.recipe, *args.overrides], "runs")
+
+
+def plot_runs(runs: list[str], output: str) -> None:
+    """Plot the learning curves of running or finished runs, or of their models."""
+    from ..analysis.curves import curve_of_run, plot_curves, validation_of_run
+
+    plot_curves({run: curve_of_run(run) for run in runs}, output, map(validation_of_run, runs))
+    print(output)
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.plot:
+        plot_runs([args.recipe, *args.overrides], args.output or "curve.png")
+        return
     from pathlib import Path
 
     from accelerate import PartialState

@@ -12,9 +12,9 @@ from . import arguments
 DECODING = [field.name for field in fields(DecodingOptions) if field.name != "generate"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+def add_arguments(parser: arguments.Parser) -> None:
     arguments.add_models_argument(parser)
+    add = parser.group("input and output")
     add("--input", "-i", help="text file, plain or compressed with gzip or Zstandard (default: -, standard input)")
     add("--output", "-o", help="output file (default: -, standard output)")
     formats = (
@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--format", choices=("text", "n-best", "jsonl"), help=formats)
     arguments.add_trees_argument(parser)
-    add("--prefix", metavar="FILE", help="file with the beginning of each translation; an empty line sets no prefix")
-    arguments.add_options(parser, DecodingOptions, DECODING, num_hypotheses="--n-best")
+    add("--prefix", help="file with the beginning of each translation; an empty line sets no prefix")
+    arguments.add_options(parser, DecodingOptions, DECODING)
     arguments.add_generate_argument(parser)
     arguments.add_device_arguments(parser)
 

@@ -41,16 +41,18 @@ def check_fields(config: Any, engine: str, needed: Mapping[str, Sequence[Any]]) 
             raise UserError("export.config", engine=engine, field=name, value=value)
 
 
-def load_checked(source: str | Path, check: Callable[[Any], None] = lambda model: None) -> tuple[Any, TokenizerPair]:
+def load_checked(
+    source: str | Path, check: Callable[[Any], None] = lambda model: None, **kwargs: Any
+) -> tuple[Any, TokenizerPair]:
     """
     Load a model and its tokenizers with the checks of `recnmt translate`, and with `check` before that of the
-    tokenizers; no code of its folder is run.
+    tokenizers; no code of its folder is run. Other arguments are those of `from_pretrained`, e.g. `revision`.
     """
     source = folder_of_model(source)
-    model = load_model(source, "cpu")
+    model = load_model(source, "cpu", **kwargs)
     check_weights(model)
     check(model)
-    tokenizers = TokenizerPair.load(source)
+    tokenizers = TokenizerPair.load(source, **kwargs)
     tokenizers.check(model)
     return model, tokenizers
 

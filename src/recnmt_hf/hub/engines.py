@@ -28,7 +28,7 @@ ACTIVATIONS = {
 }
 
 
-def export_ctranslate2(source: str | Path, output: str | Path, quantization: str = "float32") -> Path:
+def export_ctranslate2(source: str | Path, output: str | Path, quantization: str = "float32", **kwargs: Any) -> Path:
     """
     Export a base Transformer to CTranslate2, with its tokenizers. `Translator.from_pretrained` and `recnmt translate`
     load the folder like that of a model.
@@ -39,6 +39,7 @@ def export_ctranslate2(source: str | Path, output: str | Path, quantization: str
         output (`str` or `Path`): A new folder, which is returned.
         quantization (`str`, *optional*, defaults to `"float32"`): Data type of the weights: `"float32"`, `"float16"`,
             `"bfloat16"`, `"int16"`, `"int8"`, or `"int8"` with the type of other weights (`"int8_float16"`, ...).
+        **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
 
     Raises:
         UserError: CTranslate2 is not installed or does not support the model, or the files are damaged.
@@ -46,7 +47,7 @@ def export_ctranslate2(source: str | Path, output: str | Path, quantization: str
     """
     load_engine_package()
     check_value("quantization", quantization, Literal[QUANTIZATIONS])
-    model, tokenizers = load_checked(source)
+    model, tokenizers = load_checked(source, **kwargs)
     check_expressible(model.config)
     specification = specification_of(model.float(), tokenizers)
     specification.validate()

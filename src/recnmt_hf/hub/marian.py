@@ -214,19 +214,20 @@ def reordered(name: str, tensor: torch.Tensor, order: torch.Tensor) -> torch.Ten
     return tensor
 
 
-def export_marian(source: str | Path, output: str | Path) -> Path:
+def export_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
     """
     Save a base Transformer and its tokenizers as a MarianMT checkpoint.
 
     Args:
         source (`str` or `Path`): Folder or model id.
         output (`str` or `Path`): A new folder, which is returned.
+        **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
 
     Raises:
         UserError: MarianMT does not support the model, or the files are damaged.
         FileExistsError: The output exists and is not empty.
     """
-    model, tokenizers = load_checked(source)
+    model, tokenizers = load_checked(source, **kwargs)
     marian = to_marian(model)
     with open_output_folder(output, must_be_new=True) as working:
         marian.save_pretrained(working)

@@ -159,7 +159,7 @@ def symbols_of(place: Place, pieces: Sequence[Pieces]) -> int:
     return len(pieces[place.arrays[0] != "encoder_Wemb"].symbols)
 
 
-def export_marian_file(source: str | Path, output: str | Path) -> Path:
+def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
     """
     Save a base Transformer in Marian's own format. The arrays and settings of an imported file are restored. The
     activation `quick_gelu` is the `gelu` of Marian before v1.12.3.
@@ -168,6 +168,7 @@ def export_marian_file(source: str | Path, output: str | Path) -> Path:
         source (`str` or `Path`): Folder or model id.
         output (`str` or `Path`): A file `NAME.npz`, which is returned. SentencePiece models (`NAME.vocab.spm`, or
             `NAME.source.spm` and `NAME.target.spm`) and `NAME.decoder.yml` for marian-decoder are written beside it.
+        **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
 
     Raises:
         UserError: Marian does not support the model or its tokenizers, the files are damaged, or the output has
@@ -176,7 +177,7 @@ def export_marian_file(source: str | Path, output: str | Path) -> Path:
     output = Path(output)
     if output.suffix != ".npz":
         raise UserError("export.npz", field=str(output))
-    model, tokenizers = load_checked(source)
+    model, tokenizers = load_checked(source, **kwargs)
     arrays, settings, pieces = marian_content(model, tokenizers)
     generation = model.generation_config
     sides = ["vocab"] if pieces[0].content == pieces[1].content else ["source", "target"]

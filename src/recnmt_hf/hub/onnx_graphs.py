@@ -46,7 +46,7 @@ PAGE = 4096  # alignment of weights in the file, for memory mapping
 TOLERANCE, ROUNDING = 1e-3, 10
 
 
-def export_onnx(source: str | Path, output: str | Path) -> Path:
+def export_onnx(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
     """
     Export a model of any family to ONNX, with its tokenizers. `Translator.from_pretrained` and
     `recnmt translate` load the folder like that of a model.
@@ -65,13 +65,14 @@ def export_onnx(source: str | Path, output: str | Path) -> Path:
     Args:
         source (`str` or `Path`): Folder or model id.
         output (`str` or `Path`): A new folder, which is returned.
+        **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
 
     Raises:
         UserError: A package is missing, the exporter fails, or the files are damaged.
         FileExistsError: The output exists and is not empty.
     """
     load_onnx_packages()
-    model, tokenizers = load_checked(source, check_family)
+    model, tokenizers = load_checked(source, check_family, **kwargs)
     model = model.float()
     with open_output_folder(output, must_be_new=True) as working:
         programs = graphs_of(model)

@@ -121,7 +121,7 @@ class Translator:
         **kwargs: Any,
     ) -> Translator:
         """
-        Load model and tokenizers from a folder that training or `recnmt export` wrote, or from the Hub.
+        Load model and tokenizers from a folder that training or `recnmt convert` wrote, or from the Hub.
 
         Args:
             path (`str` or `Path`, or a list of them): Folder or model id. A list loads an ensemble: several models of

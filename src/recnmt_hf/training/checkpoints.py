@@ -43,7 +43,7 @@ def mark_complete(folder: str | Path) -> None:
     """
     Write the manifest that marks a checkpoint as complete: names, sizes and SHA-256 sums of its files. It is written
     last and moved into place atomically, so an interrupted checkpoint never has one. It does not cover the card, which
-    `recnmt card` may replace at any time.
+    `recnmt publish --card-only` may replace at any time.
     """
     folder = Path(folder)
     excluded = (folder / MANIFEST, folder / CARD)

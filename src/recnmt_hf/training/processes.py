@@ -38,7 +38,8 @@ class MainProcessHandler(logging.Handler):
 
 # Logger for the progress of commands and runs.
 logger = logging.getLogger("recnmt_hf.progress")
-logger.setLevel(logging.INFO)
+if not logger.level:  # the command `recnmt` sets its own
+    logger.setLevel(logging.INFO)
 logger.propagate = False
 logger.addHandler(MainProcessHandler())
 
