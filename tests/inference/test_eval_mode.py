@@ -107,7 +107,7 @@ METHODS_NOT_RUN = {
     *("check_lengths", "encode_sentences", "encode_source", "encode_target", "end_ids", "inspected_model", "is_empty"),
     *("is_empty_source", "max_lengths", "pad_id", "prefix_ids", "prepare", "strip", "is_summarizing"),
     *("target_ids", "limit_length", "drop_control_tokens", "direction", "encode_pairs", "read_source"),
-    *("set_backend", "read_language", "changes_scores"),
+    *("set_backend", "changes_scores"),
 }
 # Methods of backends in PyTorch that run a model; the entries above call all of them.
 BACKEND_METHODS = {

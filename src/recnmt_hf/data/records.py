@@ -55,6 +55,10 @@ class ParsedSentence:
         return ParsedSentence(self.words[start:end], heads, self.relations[start:end])
 
 
+# A source as users pass it.
+SourceText = str | ParsedSentence
+
+
 @dataclass(frozen=True, slots=True)
 class Links:
     """
@@ -76,7 +80,7 @@ class Sentence:
     links: Links | None = None
 
     @classmethod
-    def of(cls, sentence: str | ParsedSentence | Sentence) -> Sentence:
+    def of(cls, sentence: SourceText | Sentence) -> Sentence:
         """Return the record of a text or of a parsed sentence."""
         if isinstance(sentence, Sentence):
             return sentence
@@ -86,8 +90,8 @@ class Sentence:
         return self.text
 
     @property
-    def public(self) -> Any:
-        """The sentence as users see it: a text, or a [`ParsedSentence`]."""
+    def public(self) -> SourceText:
+        """The sentence as users see it."""
         return self.text if self.tree is None else self.tree
 
     def parts(self, texts: Sequence[str]) -> list[Sentence]:

@@ -174,14 +174,11 @@ class TreeEncoder:
             elif word is not None:
                 number = sentence.heads[word]
                 head = first.get(number - 1, -1) if number else root
-                relation = self.relation_id(sentence.relations[word]) if head >= 0 else 0
+                name = sentence.relations[word]
+                relation = self.ids.get(name if self.relations.subtypes else main_type(name), 0) if head >= 0 else 0
             heads.append(head)
             relations.append(relation)
         return Tokens(ids, TokenTree(heads, relations))
-
-    def relation_id(self, name: str) -> int:
-        """Return the id of a relation; that of unknown ones is 0."""
-        return self.ids.get(name if self.relations.subtypes else main_type(name), 0)
 
     def fingerprint(self) -> list[Any]:
         """Return settings that identify the encoding of trees."""

@@ -8,7 +8,6 @@ from typing import TypeVar
 import torch
 
 from ..data.records import TokenRows
-from ..data.tree_inputs import pad_tree_columns, tree_columns
 
 
 T = TypeVar("T")
@@ -34,14 +33,6 @@ def run_batches(
         rows = run([sources[i] for i in batch], [targets[i] for i in batch])
         results.update(zip(batch, rows, strict=True))
     return [results[i] for i in range(len(sources))]
-
-
-def tree_inputs(rows: TokenRows, width: int, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """Return the model's inputs with the trees of tokens, right-padded to `width`; none if no row has a tree."""
-    if all(row.tree is None for row in rows):
-        return {}
-    columns = pad_tree_columns(tree_columns(rows), width)
-    return {name: values.to(device) for name, values in columns.items()}
 
 
 def pad_rows(

@@ -17,7 +17,7 @@ from torch import nn
 from transformers.utils import logging
 
 from ..data.files import open_output
-from ..data.records import ParsedSentence, TokenRows
+from ..data.records import SourceText, TokenRows
 from ..data.text import read_lines
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
@@ -143,7 +143,7 @@ def has_linear_output(model: Any) -> bool:
 def write_shortlist(
     path: str | Path,
     translator: Translator,
-    sources: Sequence[str | ParsedSentence],
+    sources: Sequence[SourceText],
     targets: Sequence[str],
     options: DecodingOptions | None = None,
     head: int | None = None,

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .._plain_text import control_ids, is_blank
-from ..data.records import ParsedSentence, Sentence, TokenRows, Tokens
+from ..data.records import ParsedSentence, Sentence, SourceText, TokenRows, Tokens
 from ..data.tags import source_tags, tag_ids
 from ..data.tokenizer_checks import vocabulary_sizes
 from ..data.tokenizer_pair import TokenizerPair
@@ -48,10 +48,6 @@ class PreparedSentence:
     separators: list[str]  # text that joins the translation of each piece to the one before
     prefix: list[int] = field(default_factory=list)  # token ids that the translation begins with
     direction: Direction = field(default_factory=Direction)  # the languages
-
-    def opening(self, piece: int) -> Tokens:
-        """Return the tokens that the translation of a piece begins with: prefix and target language."""
-        return self.direction.opening(self.prefix if piece == 0 else ())
 
 
 class Translator:
@@ -197,10 +193,7 @@ class Translator:
     # -- translating ---------------------------------------------------------------------------------------------------
 
     def __call__(
-        self,
-        sentences: str | ParsedSentence | Iterable[str | ParsedSentence],
-        prefixes: str | Iterable[str] | None = None,
-        **options: Any,
+        self, sentences: SourceText | Iterable[SourceText], prefixes: str | Iterable[str] | None = None, **options: Any
     ) -> list[Translation]:
         """Translate a sentence or several, as [`translate`] does."""
         prefixes = [prefixes] if isinstance(prefixes, str) else prefixes
@@ -209,7 +202,7 @@ class Translator:
 
     def translate(
         self,
-        sentences: Iterable[str | ParsedSentence],
+        sentences: Iterable[SourceText],
         options: DecodingOptions | None = None,
         prefixes: Iterable[str] | None = None,
         scores: bool = True,
@@ -260,7 +253,7 @@ class Translator:
             own_warnings.log()
 
     def prepare(
-        self, sentence: str | ParsedSentence, options: DecodingOptions, prefix: str = "", place: str = "The sentence"
+        self, sentence: SourceText, options: DecodingOptions, prefix: str = "", place: str = "The sentence"
     ) -> PreparedSentence:
         """
         Encode a sentence or a text of several sentences, split as the options say. `prefix` is the beginning of the
@@ -359,7 +352,9 @@ class Translator:
         `offset`, the number of earlier sentences, is added to the seed of sampling.
         """
         sources = [piece for sentence in prepared for piece in sentence.pieces]
-        prefixes = [sentence.opening(k) for sentence in prepared for k in range(len(sentence.pieces))]
+        prefixes = [
+            one.direction.opening(() if number else one.prefix) for one in prepared for number in range(len(one.pieces))
+        ]
         if warnings is not None:
             warnings.count_tokens(sources)
 
@@ -491,7 +486,7 @@ class Translator:
 
     def score(
         self,
-        sources: Sequence[str | ParsedSentence],
+        sources: Sequence[SourceText],
         targets: Sequence[str | Sequence[int]],
         options: DecodingOptions | None = None,
         places: Sequence[str] | None = None,
@@ -521,7 +516,7 @@ class Translator:
 
     def encode_pairs(
         self,
-        sources: Sequence[str | ParsedSentence],
+        sources: Sequence[SourceText],
         targets: Sequence[str | Sequence[int]],
         options: DecodingOptions,
         places: Sequence[str] | None = None,
@@ -594,9 +589,7 @@ class Translator:
             self.directions[key] = direction if instruction is None else replace(direction, instruction=instruction)
         return self.directions[key]
 
-    def read_source(
-        self, sentence: str | ParsedSentence, options: DecodingOptions, place: str
-    ) -> tuple[Sentence, Direction]:
+    def read_source(self, sentence: SourceText, options: DecodingOptions, place: str) -> tuple[Sentence, Direction]:
         """
         Return a source without the name of the target language and other tags at its beginning, and its direction,
         which has them. Raise `UserError` if it is not text, the options name another language, or the target language
@@ -604,26 +597,22 @@ class Translator:
         """
         if not isinstance(sentence, ParsedSentence):
             check_text(sentence, place)
-        source, direction = self.read_language(Sentence.of(sentence), options, place)
+        source, direction = Sentence.of(sentence), self.direction(options)
+        target, text = self.languages.read_target(source.text)
+        if target is None or (direction.target is not None and target not in self.target_langs):
+            if not is_blank(source.text):
+                self.languages.require_target(direction)
+        elif direction.target not in (None, target):
+            raise UserError("language.two_targets", field=place, value=target, other=direction.target)
+        else:
+            source, direction = Sentence(text), self.direction(replace(options, target_lang=target))
         tags = [] if source.tree is not None else self.source_tags
         while (found := next((tag for tag in tags if source.text.lstrip().startswith(tag[0])), None)) is not None:
             source = Sentence(source.text.lstrip().removeprefix(found[0]).lstrip())
             direction = replace(direction, tag=(*direction.tag, found[1]))
         return source, direction
 
-    def read_language(self, source: Sentence, options: DecodingOptions, place: str) -> tuple[Sentence, Direction]:
-        """Return a source without the name of the target language at its beginning, and its direction."""
-        direction = self.direction(options)
-        target, text = self.languages.read_target(source.text)
-        if target is None or (direction.target is not None and target not in self.target_langs):
-            if not is_blank(source.text):
-                self.languages.require_target(direction)
-            return source, direction
-        if direction.target not in (None, target):
-            raise UserError("language.two_targets", field=place, value=target, other=direction.target)
-        return Sentence(text), self.direction(replace(options, target_lang=target))
-
-    def encode_source(self, sentence: str | ParsedSentence | Sentence, direction: Direction | None = None) -> Tokens:
+    def encode_source(self, sentence: Sentence | SourceText, direction: Direction | None = None) -> Tokens:
         """
         Return the tokens of a source sentence, in which `</s>` and the like are text. They have the edges of the
         sentence's tree, if it has one and the model reads it.
@@ -653,7 +642,7 @@ class Translator:
                 raise UserError("token.unknown_id", field=place, value=value, most=size - 1)
         return self.languages.target_tokens(ids, direction or self.direction())
 
-    def is_empty_source(self, sentence: str | ParsedSentence) -> bool:
+    def is_empty_source(self, sentence: SourceText) -> bool:
         """Return whether a sentence has no visible character, or none that its tokenizer keeps."""
         return is_blank(str(sentence)) or self.is_empty(self.encode_source(sentence))
 
@@ -705,8 +694,8 @@ def check_counts(sources: Sequence[Any], targets: Sequence[Any]) -> None:
 
 
 def pair_with_prefixes(
-    sentences: Iterable[str | ParsedSentence], prefixes: Iterable[str] | None, before: int = 0
-) -> Iterator[tuple[str | ParsedSentence, str]]:
+    sentences: Iterable[SourceText], prefixes: Iterable[str] | None, before: int = 0
+) -> Iterator[tuple[SourceText, str]]:
     """Yield each sentence with its prefix; raise `UserError` if their numbers differ, after `before` earlier ones."""
     if prefixes is None:
         yield from ((sentence, "") for sentence in sentences)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._plain_text import is_blank
-from ..data.records import ParsedSentence, Tokens
+from ..data.records import SourceText, Tokens
 from ..errors import UserError
 from ..metrics.alignment import format_links
 from .attention_links import links_of_matrix, word_matrix
@@ -41,7 +41,7 @@ class WordAlignment:
 
 def align_pairs(
     translator: Translator,
-    sources: Sequence[str | ParsedSentence],
+    sources: Sequence[SourceText],
     targets: Sequence[str],
     layer: int | str | None = None,
     head: int | None = None,

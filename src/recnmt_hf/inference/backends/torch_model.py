@@ -25,11 +25,11 @@ from transformers import (
 
 from ...data.records import TokenRows
 from ...data.tokenizer_pair import TokenizerPair
-from ...data.tree_inputs import tree_options
+from ...data.tree_inputs import pad_tree_columns, tree_columns, tree_options
 from ...errors import UserError
 from ...models.kernels_cpu_matmuls import project
 from ...models.seq2seq_outputs import CACHE
-from ..batching import pad_rows, tree_inputs
+from ..batching import pad_rows
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_checks import check_weights
@@ -219,8 +219,11 @@ class TorchBackend:
     def source_inputs(self, sources: TokenRows) -> dict[str, torch.Tensor]:
         """Return the inputs of the encoder: padded token ids and their mask, and trees if the model reads them."""
         ids, mask = pad_rows([row.ids for row in sources], self.tokenizers.source.pad_token_id, self.model.device)
-        trees = {} if tree_options(self.model.config) is None else tree_inputs(sources, ids.shape[1], ids.device)
-        return {"input_ids": ids, "attention_mask": mask, **trees}
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        if tree_options(self.model.config) is not None and any(row.tree for row in sources):
+            columns = pad_tree_columns(tree_columns(sources), ids.shape[1])
+            inputs |= {name: values.to(ids.device) for name, values in columns.items()}
+        return inputs
 
     def pad_targets(self, targets: TokenRows) -> torch.Tensor:
         """Return padded token ids, on the model's device."""
