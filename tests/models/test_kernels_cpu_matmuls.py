@@ -93,6 +93,7 @@ def test_where_torch_multiplies(onednn, monkeypatch):
 
     weight, states = torch.randn(12, 9), torch.randn(8, 9)
     assert takes_onednn(states, weight) and not takes_onednn(states[:7], weight)
+    assert not takes_onednn(states[:, :0], weight[:, :0])
     assert not takes_onednn(states.double(), weight.double())
     with FlopCounterMode(display=False) as counter:
         fast_linear(states, weight)

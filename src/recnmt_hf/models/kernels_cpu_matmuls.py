@@ -53,7 +53,7 @@ def takes_onednn(left: torch.Tensor, right: torch.Tensor) -> bool:
         and left.is_cpu
         and right.is_cpu
         # Shapes are read late, since that makes conditions of a graph.
-        and left.numel() >= FEWEST_ROWS * left.shape[-1]
+        and left.numel() >= FEWEST_ROWS * left.shape[-1] > 0
         and left.numel() * right.numel() >= SMALLEST_MATMUL * left.shape[-1]
         and not torch.jit.is_tracing()
         and not torch.is_autocast_enabled("cpu")
