@@ -2,6 +2,8 @@
 
 import argparse
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
@@ -63,7 +65,7 @@ def is_marian(source: str, settings: dict[str, Any]) -> bool:
 
 
 def run(args: argparse.Namespace) -> None:
-    from ..hub import marian, marian_files
+    from ..hub import engines, marian, marian_files, onnx_graphs
 
     settings = {} if args.revision is None else {"revision": args.revision}
     if is_file(args.model):
@@ -72,17 +74,14 @@ def run(args: argparse.Namespace) -> None:
         if args.to is not None:
             raise UserError("export.foreign", field=args.model, family="MarianMT model")
         print(marian.import_marian(args.model, args.output, **settings))
-    elif args.format == "onnx":
-        from ..hub.onnx_graphs import export_onnx
-
-        print(export_onnx(args.model, args.output, **settings))
-    elif args.format == "ctranslate2":
-        from ..hub.engines import export_ctranslate2
-
-        print(export_ctranslate2(args.model, args.output, args.quantization, **settings))
-    elif args.format == "marianmt":
-        print(marian.export_marian(args.model, args.output, **settings))
-    elif args.format == "marian":
-        print(marian_files.export_marian_file(args.model, args.output, **settings))
-    else:
+    elif args.format is None:
         raise UserError("usage.requires", field=args.model, other="--to")
+    else:
+        settings |= {"quantization": args.quantization} if args.format == "ctranslate2" else {}
+        exports: dict[str, Callable[..., Path]] = {
+            "marianmt": marian.export_marian,
+            "marian": marian_files.export_marian_file,
+            "onnx": onnx_graphs.export_onnx,
+            "ctranslate2": engines.export_ctranslate2,
+        }
+        print(exports[args.format](args.model, args.output, **settings))

@@ -33,5 +33,5 @@ def run(args: argparse.Namespace) -> None:
     from ..demo.serving import serve
 
     limits = {name: getattr(args, name) for name in LIMITS}
-    loading = {name: getattr(args, name) for name in LOADING}
+    loading = {name: value for name in LOADING if (value := getattr(args, name)) is not None}
     serve(args.model, args.host, args.port, args.share, args.open, loading, args.allow_host, **limits)

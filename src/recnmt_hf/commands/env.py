@@ -15,7 +15,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", 
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add no arguments."""
+    pass
 
 
 def run(args: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ def add_arguments(parser: Parser) -> None:
     subjects = "; ".join(f"{subject.name} ({family}): {subject.summary}" for family, subject in SUBJECTS.items())
     add("model", help=f"folder of a trained model ({', '.join(SUBJECTS)}), or a model id of the Hub")
     add("sentence", help="source sentence")
-    add("--target", help="translation of the sentence (default: the model's own)")
+    add("--target", metavar="TEXT", help="translation of the sentence (default: the model's own)")
     add("--output", "-o", help=f"{PICTURE_HELP} (default: text on standard output)")
     add = parser.group("view")
     layer = "layer, counted from 0 (default: 0 for attention and relations, the top layer for global and tree)"

@@ -45,13 +45,13 @@ def check(args: argparse.Namespace) -> None:
     for kind, names in EXCLUDED.items():
         for name in names:
             if getattr(args, kind) and getattr(args, name) not in (None, False):
-                flags = (f"--{option.replace('_', '-')}" for option in (kind, name))
-                raise UserError("usage.excludes", **dict(zip(("field", "other"), flags, strict=True)))
-    if args.card_only and len(args.model) == 1:
-        args.model.append(args.name)
-    elif not args.space and len(args.model) != 2:
+                field, other = (f"--{option.replace('_', '-')}" for option in (kind, name))
+                raise UserError("usage.excludes", field=field, other=other)
+    args.model += [] if args.name is None else [args.name]
+    if not args.space and len(args.model) != 2 and not (args.card_only and len(args.model) == 1):
         raise UserError("publish.arguments", field=" ".join(args.model))
-    args.kind, args.name = ("space", args.space) if args.space else ("model", args.model[1])
+    args.kind = "space" if args.space else "model"
+    args.name = args.space or next(iter(args.model[1:]), None)
     if args.card_only:
         return
     if args.dry_run and not args.output:

@@ -27,17 +27,13 @@ def check(args: argparse.Namespace) -> None:
         refuse_duplicates([args.recipe, *args.overrides], "runs")
 
 
-def plot_runs(runs: list[str], output: str) -> None:
-    """Plot the learning curves of running or finished runs, or of their models."""
-    from ..analysis.curves import curve_of_run, plot_curves, validation_of_run
-
-    plot_curves({run: curve_of_run(run) for run in runs}, output, map(validation_of_run, runs))
-    print(output)
-
-
 def run(args: argparse.Namespace) -> None:
     if args.plot:
-        plot_runs([args.recipe, *args.overrides], args.output or "curve.png")
+        from ..analysis.curves import curve_of_run, plot_curves, validation_of_run
+
+        runs, output = [args.recipe, *args.overrides], args.output or "curve.png"
+        plot_curves({run: curve_of_run(run) for run in runs}, output, map(validation_of_run, runs))
+        print(output)
         return
     from pathlib import Path
 
