@@ -35,7 +35,7 @@ from recnmt_hf.analysis.plots import check_picture, labelled_points
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.data.files import locked_file, open_output
 from recnmt_hf.data.text import read_lines
-from recnmt_hf.errors import MissingFileError, UserError
+from recnmt_hf.errors import MissingFileError, UserError, short_repr
 from recnmt_hf.families import FAMILIES, PaperTable
 from recnmt_hf.hub.card import describe_decoding, markdown_table, number
 from recnmt_hf.metrics.bleu import chrf_score, sacrebleu_score
@@ -152,9 +152,9 @@ def read_json(path: Path, default: Any) -> Any:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError("results.damaged", field=str(path), reason=str(error)) from error
+        raise UserError(f"{path} cannot be read ({error}).", field=path) from error
     if not isinstance(content, type(default)):
-        raise UserError("results.damaged", field=str(path), reason=f"it is not a {type(default).__name__}")
+        raise UserError(f"{path} cannot be read (it is not a {type(default).__name__}).", field=path)
     return content
 
 
@@ -168,7 +168,7 @@ def read_speeds(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
             check_entry(path, figures, *FIGURES)
             for turns in figures.values():
                 if not isinstance(turns, list) or not turns or not all(isinstance(one, float | int) for one in turns):
-                    raise UserError("results.damaged", field=str(path), reason=f"the row {name} has no numbers")
+                    raise UserError(f"{path} cannot be read (the row {name} has no numbers).", field=path)
             settings = {setting: entry[setting] for setting in SPEED_SETTINGS}
             speeds.setdefault(slug(name), {})[entry["hardware"]] = {**settings, **figures}
     return speeds
@@ -193,14 +193,14 @@ def check_entry(path: Path, entry: Any, *names: str) -> None:
     """Raise `UserError` unless an entry of a file is a mapping with these names."""
     if not isinstance(entry, dict) or not all(name in entry for name in names):
         reason = f"an entry is not a mapping with {', '.join(names)}" if names else "an entry is not a mapping"
-        raise UserError("results.damaged", field=str(path), reason=reason)
+        raise UserError(f"{path} cannot be read ({reason}).", field=path)
 
 
 def read_run(folder: Path, seed: int) -> Run:
     """Return the run in a folder; `UserError` if its evidence is missing, damaged or incomplete."""
     path = folder / EVIDENCE
     if not path.is_file():
-        raise MissingFileError("results.missing", field=str(path))
+        raise MissingFileError(f"{path} does not exist.", field=path)
     run = Run(folder, seed, Evidence.load(folder))
     training = run.evidence.training
     for name, value in (
@@ -210,13 +210,12 @@ def read_run(folder: Path, seed: int) -> Run:
         ("test sets with BLEU", run.evidence.tests and all("bleu" in test.scores for test in run.evidence.tests)),
     ):
         if not value:
-            raise UserError("results.incomplete", field=str(path), value=name)
+            raise UserError(f"{path} has no {short_repr(name)}.", field=path)
     if training["seed"] != seed:
-        other = {"name": "the seed", "expected": seed, "other": "the name of the folder"}
-        raise UserError("results.differs", field=str(path), value=training["seed"], **other)
+        raise UserError(f"The seed is {training['seed']}, but {seed} in the name of the folder.", field=path)
     for test in run.evidence.tests:
         if not (folder / test.translations).is_file():
-            raise MissingFileError("results.missing", field=str(folder / test.translations))
+            raise MissingFileError(f"{folder / test.translations} does not exist.", field=folder / test.translations)
     return run
 
 
@@ -249,8 +248,10 @@ def check_same(runs: Sequence[Run], values_of: Callable[[Run], Mapping[str, Any]
         own = values_of(run)
         for name in dict.fromkeys([*first, *own]):
             if own.get(name) != first.get(name):
-                other = {"name": name, "expected": first.get(name), "other": runs[0].folder.name}
-                raise UserError("results.differs", field=str(run.folder / EVIDENCE), value=own.get(name), **other)
+                raise UserError(
+                    f"{name} is {short_repr(own.get(name))}, but {first.get(name)} in {runs[0].folder.name}.",
+                    field=run.folder / EVIDENCE,
+                )
 
 
 def read_results(folder: Path, rows: Path) -> tuple[list[Row], list[str]]:
@@ -265,11 +266,17 @@ def read_results(folder: Path, rows: Path) -> tuple[list[Row], list[str]]:
     for place in sorted(path for path in folder.glob("*") if path.is_dir()):
         name, _, seed = place.name.rpartition("-")
         if slug(name) not in names or not seed.isdigit():
-            raise UserError("results.folder", field=str(place), rows=rows.name, example=f"{next(iter(names))}-1")
+            raise UserError(
+                f"{place} must be named after a row of {rows.name} and a seed, such as {next(iter(names))}-1.",
+                field=place,
+            )
         runs[names[slug(name)]].append(read_run(place, int(seed)))
     baseline = next(iter(runs))
     if not runs[baseline]:
-        raise UserError("results.no_runs", field=str(folder / f"{slug(baseline)}-1"))
+        raise UserError(
+            f"{folder / f'{slug(baseline)}-1'} has no folder ROW-SEED with evidence.",
+            field=folder / f"{slug(baseline)}-1",
+        )
     result = [Row(name, sorted(own, key=lambda run: run.seed)) for name, own in runs.items() if own]
     check_same([run for row in result for run in row.runs], budget_of)
     speeds = read_speeds(folder / SPEED)
@@ -291,7 +298,11 @@ def read_claims(path: Path, names: Sequence[str]) -> list[Claim]:
         baseline, family = entry.get("baseline", names[0]), FAMILIES.get(entry["family"])
         claim = Claim(row, baseline, entry.get("system", row), family.tables if family else ())
         if not {row, baseline} <= set(names) or not claim.text():
-            raise UserError("results.claim", field=str(path), value=row)
+            raise UserError(
+                f"{short_repr(row)} or its baseline is not a row of the comparison, or the papers' tables of its "
+                "family have no BLEU for this system.",
+                field=path,
+            )
         claims.append(claim)
     return claims
 
@@ -319,17 +330,23 @@ def read_references(folder: Path, test: TestScore) -> list[list[str]]:
     """Return the sets of references of a test set, found by the names of its files; `UserError` if they are others."""
     targets: list[Any] = [corpus.get("target") for corpus in test.dataset]
     if not all(targets):  # not from files
-        raise UserError("results.references", field=str(folder), name=test.name)
+        raise UserError(
+            f"{folder} does not have the references of {test.name}, whose checksum is in the evidence.", field=folder
+        )
     paths = [
         [folder / Path(file).name for file in (target if isinstance(target, list) else [target])] for target in targets
     ]
     for path in chain(*paths):
         if not path.is_file():
-            raise MissingFileError("results.missing", field=str(path))
+            raise MissingFileError(f"{path} does not exist.", field=path)
     columns = [[list(read_lines(path)) for path in files] for files in paths]
     references = [list(chain(*lines)) for lines in zip(*columns, strict=True)]
     if sum_of_lines(chain(*references)) != test.reference_sha256:
-        raise UserError("results.references", field=", ".join(map(str, chain(*paths))), name=test.name)
+        raise UserError(
+            f"{', '.join(map(str, chain(*paths)))} does not have the references of {test.name}, whose checksum is in "
+            "the evidence.",
+            field=", ".join(map(str, chain(*paths))),
+        )
     return references
 
 
@@ -345,8 +362,10 @@ def measure(rows: Sequence[Row], folder: Path, samples: int) -> dict[str, Any]:
             texts, stored = run.translations(test), run.test(test)
             bleu = sacrebleu_score(texts, references, tokenize=tokenizer)
             if bleu.signature == stored.signature and abs(bleu.score - stored.scores["bleu"]) > TOLERANCE:
-                details = {"name": test, "score": bleu.score}
-                raise UserError("results.score", field=str(run.folder), value=stored.scores["bleu"], **details)
+                raise UserError(
+                    f"{run.folder} has BLEU {stored.scores['bleu']} on {test}, but its translations have {bleu.score}.",
+                    field=run.folder,
+                )
             score = chrf_score(texts, references)
             own = {"score": score.score, "signature": score.signature, "sha256": sum_of_lines(texts)}
             chrf.setdefault(run.folder.name, {})[test] = own
@@ -608,7 +627,9 @@ def fill(document: Path, sections: Mapping[str, Callable[[Path], str]], name: st
         if of != name:
             return match[0]
         if section not in sections:
-            raise UserError("results.section", field=str(document), value=section, sections=", ".join(sections))
+            raise UserError(
+                f"there is no section {short_repr(section)}. Choose one of {', '.join(sections)}.", field=document
+            )
         return f"{before}{sections[section](document)}\n{after}"
 
     return PLACE.sub(replace, document.read_text(encoding="utf-8"))
@@ -687,7 +708,7 @@ def run() -> int:
     try:
         main()
     except UserError as error:
-        print(f"results.py: {error} [{error.code}]", file=sys.stderr)
+        print(f"results.py: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -307,7 +307,7 @@ class ModelContract:
                 found = part(encoder_outputs=encoded, decoder_input_ids=words[:, 3:], **{name: cache})
                 assert found[CACHE] is cache
                 torch.testing.assert_close(found[0], expected, atol=1e-10, rtol=0)
-            with rejects("cache.unknown_name", "state"):
+            with rejects(field="state"):
                 part(source, decoder_input_ids=words, state=cache)
 
     def test_steps_equal_teacher_forcing(self, variant):
@@ -534,7 +534,7 @@ class ModelContract:
     def test_the_loss_without_logits_has_no_second_derivative(self, variant):
         model = self.model(variant)
         loss = model(**ragged_batch(), return_logits=False).loss
-        with rejects("gradients.second_derivative"):
+        with rejects("Set the environment variable"):
             torch.autograd.grad(loss, model.lm_head.weight, create_graph=True)
         nothing = {**ragged_batch(), "labels": torch.full((3, 5), -100)}
         for settings in ({}, {"return_logits": False}):
@@ -643,9 +643,9 @@ class ModelContract:
             batch["labels"][0, 1] = wrong
             target = torch.ones_like(batch["labels"])
             for settings in ({}, {"return_logits": False}, {"return_logits": False, "smoothing": 0.1}):
-                with rejects("model.wrong_label", field="labels") as caught:
+                with rejects(field="labels") as caught:
                     model(**batch, decoder_input_ids=target, **settings)
-                assert (caught.value.value, caught.value.details["last"]) == (wrong, VOCABULARY - 1)
+                assert f"contains {wrong}; it must be from 0 to {VOCABULARY - 1}" in str(caught.value)
 
     # -- adapters and quantization -----------------------------------------------------------------------------------
 
@@ -696,7 +696,7 @@ class ModelContract:
         tuned = peft.get_peft_model(model, settings)
         batch = ragged_batch()
         if model.config.cache_layer_types() is not None:
-            with rejects("cache.no_recurrent_state", "cache"):
+            with rejects(field="cache"):
                 tuned(**batch)
             return
         loss = tuned(**batch).loss
@@ -763,7 +763,7 @@ class ModelContract:
         assert torch.equal(aligned(loaded)(**ragged_batch()).logits, model(**ragged_batch()).logits)
         decoder = model.model.decoder
         decoder.embed_tokens = torch.nn.Embedding.from_pretrained(torch.randn_like(decoder.embed_tokens.weight))
-        with rejects("model.embeddings_differ", field="model.decoder.embed_tokens.weight"):
+        with rejects(field="model.decoder.embed_tokens.weight"):
             model.save_pretrained(tmp_path / "two")
 
     def test_a_missing_embedding_is_reported_and_initialized(self, variant, tmp_path):
@@ -858,7 +858,7 @@ class ModelContract:
         reported = set(report.copied) | set(report.fresh)
         assert reported >= {name for name, _ in model.named_parameters()}
         assert reported - {name for name, _ in model.named_buffers()} <= {name for name, _ in model.named_parameters()}
-        with rejects("checkpoint.no_safetensors", field=str(tmp_path.parent)):
+        with rejects(field=str(tmp_path.parent)):
             model.init_from_baseline(tmp_path.parent)
 
     @pytest.mark.slow
@@ -941,16 +941,16 @@ class ModelContract:
 
     def test_ids_out_of_range_are_named(self, variant):
         model = self.model(variant)
-        with rejects("model.id_outside_vocabulary", field="input_ids") as caught:
+        with rejects(field="input_ids") as caught:
             model(torch.tensor([[VOCABULARY]]), decoder_input_ids=torch.tensor([[1]]))
-        assert (caught.value.value, caught.value.details["last"]) == (VOCABULARY, VOCABULARY - 1)
-        with rejects("model.ids_or_embeddings"):
+        assert f"contains {VOCABULARY}; it must be from 0 to {VOCABULARY - 1}" in str(caught.value)
+        with rejects("Pass either token ids or embeddings"):
             model(decoder_input_ids=torch.tensor([[1]]))
 
     def test_missing_decoder_input_is_named(self, variant):
         model = self.model(variant)
         for called in (model, model.model):
-            with rejects("model.missing_decoder_input", field="decoder_input_ids"):
+            with rejects(field="decoder_input_ids"):
                 called(torch.tensor([[5, 2]]))
 
     def test_dummy_inputs(self, variant):

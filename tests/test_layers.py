@@ -51,5 +51,5 @@ def test_padding_changes_nothing_and_gradients_reach_all_parameters(name):
 @pytest.mark.parametrize("chunk_size", [0, 3, 8])
 def test_the_chunks_of_on_lstm(chunk_size):
     """With one master gate all states would be 0."""
-    with rejects("config.wrong_value", "chunk_size", allowed="a divisor of hidden_size=8, below it"):
+    with rejects("a divisor of hidden_size=8, below it", field="chunk_size"):
         layers.ONLSTM(chunk_size, 16, 8)

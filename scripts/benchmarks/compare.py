@@ -31,7 +31,7 @@ from named_models import MODEL_HELP, build_model, parse_model
 import recnmt_hf  # noqa: F401  (registers the models)
 from recnmt_hf._values import Range
 from recnmt_hf.commands.arguments import SEED, numeric, whole
-from recnmt_hf.errors import UserError
+from recnmt_hf.errors import UserError, short_repr
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference import pack_weights
 from recnmt_hf.inference.devices import keep_freed_memory, resolve_device
@@ -214,14 +214,16 @@ def build_other_model(folder: str, model_type: str, model: torch.nn.Module) -> t
         UserError: The folder has no such model, or its weights have other names or shapes.
     """
     if model_type not in FAMILIES:
-        raise UserError("benchmark.family", field="--against", value=model_type, families=", ".join(FAMILIES))
+        raise UserError(
+            f"--against does not support {short_repr(model_type)}. Use one of {', '.join(FAMILIES)}.", field="--against"
+        )
     prefix, configuration, modeling = (
         FAMILIES[model_type].prefix,
         f"configuration_{model_type}",
         f"modeling_{model_type}",
     )
     if not (Path(folder) / f"{modeling}.py").is_file():
-        raise UserError("benchmark.folder", field=folder, file=f"{modeling}.py")
+        raise UserError(f"{folder} has no {modeling}.py. Pass src/recnmt_hf/models of another version.", field=folder)
     package = f"recnmt_other_{abs(hash(str(Path(folder).resolve())))}"
     if package not in sys.modules:
         sys.modules[package] = ModuleType(package)
@@ -234,7 +236,7 @@ def build_other_model(folder: str, model_type: str, model: torch.nn.Module) -> t
         other.load_state_dict(model.state_dict())
     except RuntimeError as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError("benchmark.weights", field=folder, family=model_type, reason=reason) from error
+        raise UserError(f"{folder} has a {model_type} with other weights ({reason}).", field=folder) from error
     return other
 
 

@@ -181,6 +181,6 @@ def run_script(main: Callable[[], None]) -> int:
     try:
         main()
     except UserError as error:
-        print(f"{Path(sys.argv[0]).name}: {error} [{error.code}]", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         return 2
     return 0

@@ -36,7 +36,7 @@ from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.data.files import open_output
 from recnmt_hf.data.text import read_parallel
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
-from recnmt_hf.errors import UserError
+from recnmt_hf.errors import UserError, short_repr
 from recnmt_hf.inference.batching import batches_by_tokens, pad_rows
 from recnmt_hf.inference.devices import keep_freed_memory
 from recnmt_hf.inference.options import DecodingOptions
@@ -58,7 +58,7 @@ def read_rows(folder: Path) -> dict[str, Evidence]:
     for path in sorted(folder.glob(f"*-*/{EVIDENCE}")):
         rows.setdefault(path.parent.name.rpartition("-")[0], Evidence.load(path.parent))
     if not rows:
-        raise UserError("results.no_runs", field=str(folder))
+        raise UserError(f"{folder} has no folder ROW-SEED with evidence.", field=folder)
     return rows
 
 
@@ -67,7 +67,11 @@ def read_tokenizers(folder: str, evidence: Evidence) -> TokenizerPair:
     tokenizers = TokenizerPair.load(folder)
     symbols, expected = len(tokenizers.source), evidence.tokenizer["source_symbols"]
     if symbols != expected:
-        raise UserError("results.tokenizers", field=folder, value=symbols, expected=expected)
+        raise UserError(
+            f"{folder} has {short_repr(symbols)} symbols, but the models have {expected}. Pass the tokenizers of one "
+            "of them.",
+            field=folder,
+        )
     return tokenizers
 
 
@@ -120,7 +124,7 @@ def read_speeds(path: Path) -> list[dict[str, Any]]:
         speeds = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
         return [{"hardware": speed["hardware"], **speed} for speed in speeds]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError("results.damaged", field=str(path), reason=str(error)) from error
+        raise UserError(f"{path} cannot be read ({error}).", field=path) from error
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -44,7 +44,7 @@ from measuring import count_operations, processor_name, run_script, seconds_per_
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.data.files import open_output
 from recnmt_hf.data.text import read_lines
-from recnmt_hf.errors import UserError
+from recnmt_hf.errors import UserError, short_repr
 from recnmt_hf.hub.card import markdown_table
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.backends.export_settings import ENGINE_SETTINGS, is_export
@@ -200,7 +200,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     first = args.system[0][0]
     beams = {beams for name, folder, beams in args.system if name == first and not is_export(folder)}
     if args.count and (len(beams) < 2 or "float32" not in args.types):
-        raise UserError("benchmark.beams", field="--count", value=first)
+        raise UserError(
+            f"--count needs a model of {short_repr(first)} in float32 with two beam sizes. Add a --system, and "
+            "float32 to --types.",
+            field="--count",
+        )
     systems = list(load_systems(args))
     lines = list(read_lines(args.source))
     places = list(range(len(lines)))
@@ -209,7 +213,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         places = [place for place in places if len(encode(lines[place])) == args.source_tokens]
     places = places[: args.sentences]
     if not places:
-        raise UserError("benchmark.no_sentences", field=args.source)
+        raise UserError(
+            f"{args.source} has no sentence to translate. Use another file or another --source-tokens.",
+            field=args.source,
+        )
     sources = [lines[place] for place in places]
     jobs = {str(place): (lambda system=system: system.translate(sources)) for place, system in enumerate(systems)}
     seconds = list(time_in_turns(jobs, args.rounds).values())
@@ -220,8 +227,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.references:
         references = list(read_lines(args.references))
         if len(references) != len(lines):
-            counts = {"lines": len(references), "other": args.source, "others": len(lines)}
-            raise UserError("evaluate.lines", field=args.references, **counts)
+            raise UserError(f"{args.references} has {len(references)} lines, but {args.source} has {len(lines)}.")
         references = [references[place] for place in places]
         for system in systems:
             bleu, chrf = (score(system.texts, references) for score in (sacrebleu_score, chrf_score))

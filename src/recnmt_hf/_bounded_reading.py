@@ -18,7 +18,7 @@ def read_bounded(file: IO[bytes], name: str, most: int = MAX_BYTES) -> bytes:
     while part := file.read(2**20):
         most -= len(part)
         if most < 0:
-            raise UserError("file.too_large", field=name)
+            raise UserError(f"{name} is larger than any file of this kind, or expands to more.", field=name)
         parts.append(part)
     return b"".join(parts)
 

@@ -14,4 +14,6 @@ def packages_of_extra(extra: str, purpose: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise UserError("package.missing", purpose=purpose, package=error.name, extra=extra) from error
+        raise UserError(
+            f'{purpose} requires the package {error.name}. Run pip install "recnmt-hf[{extra}]".'
+        ) from error

@@ -9,7 +9,7 @@ from typing import Any
 import langcodes
 
 from ._values import LANGUAGE
-from .errors import UserError
+from .errors import UserError, short_repr
 
 
 @lru_cache(1024)
@@ -39,4 +39,8 @@ def check_codes(options: Any) -> None:
     for name in ("source_lang", "target_lang"):
         code = getattr(options, name)
         if code is not None and not LANGUAGE.fullmatch(code):
-            raise UserError("option.language", field=name, value=code)
+            raise UserError(
+                f"{name}={short_repr(code)} is not a language code. Use letters, digits, _ and -, such as en, de or "
+                "zh-CN.",
+                field=name,
+            )

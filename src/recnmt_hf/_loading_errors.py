@@ -45,7 +45,7 @@ def explained_loading(path: str | Path, what: str = "model") -> Iterator[None]:
         if Path(path).is_dir():
             for file in Path(path).iterdir():
                 if file.exists() and not (file.is_file() or file.is_dir()):  # a device may never end
-                    raise UserError("file.unreadable", field=str(file), reason="it is a device or a pipe")
+                    raise UserError(f"{file} is a device or a pipe.", field=file)
             for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
                 check_json_object(Path(path) / name)
         yield
@@ -66,7 +66,7 @@ def check_json_object(file: Path) -> None:
     except FileNotFoundError:
         return
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError("model.json", field=str(file), reason=str(error)) from error
+        raise UserError(f"{file} is not a valid JSON object ({error}).", field=file) from error
 
 
 def is_about_files(error: Exception) -> bool:
@@ -88,22 +88,30 @@ def explain(error: Exception, path: str, what: str) -> UserError:
     """Return the [`UserError`] for an error of loading."""
     text = str(error)
     if "trust_remote_code" in text:
-        return UserError("model.remote_code", field=path, what=what)
+        return UserError(
+            f"The {what} {path} contains Python code, which was not run. If you trust it, pass --trust-remote-code "
+            "(trust_remote_code=True). Commands without this option cannot load it.",
+            field=path,
+        )
     if match := re.search(r"Unrecognized configuration class <class '.*\.(\w+)'>", text):
-        return UserError("model.not_seq2seq", field=path, config=match[1])
+        return UserError(f"{path} is a {match[1]}, not a sequence-to-sequence model.", field=path)
     if "SafetensorError" in {kind.__name__ for kind in type(error).__mro__}:
-        return UserError("weights.damaged", field=path, reason=text)
+        return UserError(f"The weights in {path} are damaged ({text}).", field=path)
     if "ignore_mismatched_sizes" in text:
-        return UserError("weights.shapes", field=path)
+        return UserError(f"The weights in {path} do not have the shapes of its config.json.", field=path)
     if isinstance(error, OSError) and not Path(path).exists():
-        return MissingFileError("model.not_found", field=path, what=what, reason=shorten(text))
+        return MissingFileError(
+            f"The {what} {path} was not found as a folder or on the Hub ({shorten(text)}). Correct the name, or check "
+            "the connection and the permissions of the access token.",
+            field=path,
+        )
     names = ("tokenizer.json", "tokenizer_config.json")
     if what.startswith("tokenizer") and Path(path).is_dir() and not any((Path(path) / name).exists() for name in names):
-        return MissingFileError("tokenizer.missing", field=path)
+        return MissingFileError(f"{path} has no tokenizer.json or tokenizer_config.json.", field=path)
     reason = shorten(text)
     if type(error) not in (OSError, ValueError, Exception):
         reason = f"{type(error).__name__}: {reason}"
-    return UserError("model.not_loaded", field=path, what=what, reason=reason)
+    return UserError(f"The {what} {path} cannot be loaded ({reason}).", field=path)
 
 
 def shorten(text: str) -> str:

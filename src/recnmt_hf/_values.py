@@ -210,8 +210,9 @@ def given_fields(content: Any, known: Iterable[str], place: str = "") -> dict[st
     for name in content:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, n=1)
-            remedy = f"use {near[0]}" if near else f"use one of {', '.join(known[:12])}{' ...' * (len(known) > 12)}"
-            raise UserError("option.unknown", field=f"{place}.{name}".lstrip("."), remedy=remedy)
+            remedy = f"Use {near[0]}" if near else f"Use one of {', '.join(known[:12])}{' ...' * (len(known) > 12)}"
+            field = f"{place}.{name}".lstrip(".")
+            raise UserError(f"There is no field {field}. {remedy}.", field=field)
     return {name: value for name, value in content.items() if value is not DEFAULT}
 
 
@@ -220,7 +221,10 @@ def mapping(content: Any, place: str) -> dict[str, Any]:
     if content is None or content is DEFAULT:
         return {}
     if not isinstance(content, Mapping):
-        raise UserError("option.mapping", field=place, kind=kind_of(content))
+        raise UserError(
+            f"{place} must be a mapping of names to values, not {kind_of(content)}. Write {place}: {{name: value}}.",
+            field=place,
+        )
     return dict(content)
 
 
@@ -244,7 +248,7 @@ def check_content(value: Any, place: str) -> None:
 def check_not_empty(value: Any, place: str) -> None:
     """Raise `UserError` for empty text."""
     if value == "":
-        raise UserError("option.empty", field=place)
+        raise UserError(f"{place} is empty.", field=place)
 
 
 def kind_of(value: Any) -> str:
@@ -275,7 +279,10 @@ def check_value(name: str, value: Any, hint: Any, allowed: Range | None = None, 
     words = " or ".join(dict.fromkeys(describe(kind, allowed) for kind in kinds))
     if isinstance(value, (int, float)) and LARGEST <= abs(value) < math.inf and {int, float} & set(kinds):
         words += ", with an absolute value below 2^63"
-    raise UserError("option.value", field=name, value=value, allowed=words, remedy=remedy_for(value, kinds, default))
+    raise UserError(
+        f"{name}={short_repr(value, name)} is not allowed; it must be {words}. {remedy_for(value, kinds, default)}.",
+        field=name,
+    )
 
 
 def members(hint: Any) -> tuple[Any, ...]:
@@ -355,13 +362,13 @@ def remedy_for(value: Any, kinds: tuple[Any, ...], default: Any) -> str:
     """Return what to do about a value that is not allowed."""
     choices = [str(choice) for kind in kinds for choice in choices_of(kind) if choice is not None]
     if isinstance(value, str) and str not in kinds and is_quoted(value, kinds):
-        remedy = "write it without quotes"
+        remedy = "Write it without quotes"
     elif near := difflib.get_close_matches(str(value), choices, n=1):
-        remedy = f"write {near[0]}"
+        remedy = f"Write {near[0]}"
     elif isinstance(value, (bool, int, float)) and kinds[0] is str:
-        remedy = "put it in quotes if it is meant as text"
+        remedy = "Put it in quotes if it is meant as text"
     else:
-        remedy = "correct it"
+        remedy = "Correct it"
     if default is MISSING or callable(default):
         return remedy
     return f"{remedy}, or leave it out (the default is {'null' if default is None else short_repr(default)})"

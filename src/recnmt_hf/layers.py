@@ -31,7 +31,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .errors import UserError
+from .errors import UserError, short_repr
 from .models.configuration_biarn_transformer import BiARNTransformerConfig
 from .models.configuration_gret import GRETConfig
 from .models.configuration_nmt_transformer import NMTTransformerConfig
@@ -81,7 +81,9 @@ class ONLSTM(ModelONLSTM):
     def __init__(self, chunk_size: int, input_size: int, hidden_size: int, bidirectional: bool = False):
         if chunk_size < 1 or hidden_size % chunk_size or hidden_size == chunk_size:
             allowed = f"a divisor of hidden_size={hidden_size}, below it"
-            raise UserError("config.wrong_value", field="chunk_size", value=chunk_size, allowed=allowed)
+            raise UserError(
+                f"chunk_size={short_repr(chunk_size)} is not allowed; it must be {allowed}.", field="chunk_size"
+            )
         super().__init__(chunk_size, input_size, hidden_size, bidirectional)
         bound = 1 / math.sqrt(hidden_size)  # like torch's layers; models initialize theirs later
         for parameter in self.parameters():

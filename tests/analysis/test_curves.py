@@ -63,10 +63,10 @@ def test_curves_of_checkpoints_and_models(tmp_path, capsys):
     assert picture.read_bytes()[:4] == b"\x89PNG"
     shutil.rmtree(run / "checkpoint-10")
     for words, code in (
-        ([str(run)], "[curve.missing]"),
-        ([str(tmp_path / "none")], "[file.missing_folder]"),
-        ([str(run), str(run)], "[usage.duplicate]"),
-        ([str(tmp_path / "model"), "-o", "a.txt"], "[plot.ending]"),
+        ([str(run)], "has no complete checkpoint or model"),
+        ([str(tmp_path / "none")], "does not exist"),
+        ([str(run), str(run)], "repeats"),
+        ([str(tmp_path / "model"), "-o", "a.txt"], "is not the name of an image file"),
     ):
         assert main(["train", "--plot", *words]) == 2
         assert code in capsys.readouterr().err

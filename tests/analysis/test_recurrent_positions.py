@@ -62,15 +62,15 @@ def test_a_table_by_distance():
 def test_mistakes_are_named(folder, tiny_folder, tokenizer, tmp_path, capsys):
     translator = Translator.from_pretrained(folder, device="cpu")
     for field, texts in (("sentence", (" ", None)), ("translation", (SENTENCE, ""))):
-        with rejects("inspect.blank", field=field):
+        with rejects(field=field):
             recurrent_positions(translator, *texts)
-    with rejects("inspect.no_recurrent_positions"):
+    with rejects("Use an rpe_transformer with rpe_encoder"):
         recurrent_positions(Translator.from_pretrained(tiny_folder, device="cpu"), SENTENCE)
     bare = save(tmp_path, tokenizer, rpe_encoder=False, rpe_decoder=False)
-    with rejects("inspect.no_recurrent_positions"):
+    with rejects("Use an rpe_transformer with rpe_encoder"):
         recurrent_positions(Translator.from_pretrained(bare, device="cpu"), SENTENCE)
     assert main(["inspect", str(folder), SENTENCE, "-o", "picture.txt"]) == 2
-    assert "[plot.ending]" in capsys.readouterr().err
+    assert "is not the name of an image file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_exhausted_memory_is_no_bug():
     reason = "[enforce fail at alloc_cpu.cpp:133] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
     for error in (RuntimeError(f"{reason} bytes. Error code 12 (Cannot allocate memory)"), MemoryError()):
         found = explain_system_error(error, [], None)
-        assert found.code == "system.memory" and "alloc_cpu" not in str(found)
+        assert "Use smaller batches (--max-tokens)," in str(found) and "alloc_cpu" not in str(found)
 
 
 def test_translate_reads_standard_input(capsys, monkeypatch, tiny_folder, corpus):
@@ -213,11 +213,11 @@ def test_average_of_a_run(tmp_path, capsys, tiny_folder):
     [
         (("translate", "nowhere/at/all"), "nowhere/at/all"),
         (("train", "missing.yaml"), "missing.yaml"),
-        (("score", "model", "-s", "a"), "[usage.inputs]"),
+        (("score", "model", "-s", "a"), "Pass"),
         (("evaluate", "missing.de", "-r", "missing.en"), "missing.en"),
-        (("average", "missing", "-o", "out"), "[average.no_folder]"),
+        (("average", "missing", "-o", "out"), "does not exist"),
         (("inspect", "nowhere/at/all", "A sentence."), "nowhere/at/all"),
-        (("translate", "x", "--alignments"), "[usage.requires]"),
+        (("translate", "x", "--alignments"), "requires"),
     ],
 )
 def test_user_errors_have_no_traceback(capsys, words, message, tmp_path, monkeypatch):
@@ -229,7 +229,7 @@ def test_user_errors_have_no_traceback(capsys, words, message, tmp_path, monkeyp
 def test_files_of_different_lengths_are_rejected(capsys, texts, tmp_path):
     (tmp_path / "short.de").write_text("eins\n")
     code, _, err = call(capsys, "evaluate", tmp_path / "short.de", "-r", texts / "test.de")
-    assert code == 2 and "[evaluate.lines]" in err and "short.de" in err
+    assert code == 2 and "lines, but" in err and "short.de" in err
 
 
 @pytest.mark.parametrize(
@@ -308,4 +308,4 @@ def test_print_recipe(capsys, repository):
     assert code == 0 and "max_steps: 7" in out and "preset: big" in out
     with pytest.raises(SystemExit):
         main(["train", str(recipe), "--no-such-option"])
-    assert "[usage.unknown]" in capsys.readouterr().err
+    assert "unrecognized arguments" in capsys.readouterr().err

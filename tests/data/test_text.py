@@ -48,9 +48,9 @@ def test_parallel_files(tmp_path, suffix):
 
 def test_ragged_files_are_counted(tmp_path):
     source, target = write(tmp_path / "a.en", "1\n2\n3\n4\n"), write(tmp_path / "a.de", "1\n2\n")
-    with rejects("corpus.different_lengths", sources=4, targets=2):
+    with rejects("lines, but", "4", "2"):
         list(read_parallel(source, target))
-    with rejects("corpus.different_lengths", sources=2, targets=4):
+    with rejects("lines, but", "2", "4"):
         list(read_parallel(target, source))
 
 
@@ -60,24 +60,24 @@ def test_several_references(tmp_path):
     first, second = write(tmp_path / "a.de0", "Eins.\nZwei.\nDrei.\n"), write(tmp_path / "a.de1", "Ein.\n\nDreie.\n")
     corpus = {"source": source, "target": [first, Path(second)]}
     assert load_test_set(corpus, "en", "de", "skip") == (["One.", "Three."], [["Eins.", "Drei."], ["Ein.", "Dreie."]])
-    with rejects("corpus.empty_sentence", field=second, number=2):
+    with rejects("2", field=second):
         load_test_set(corpus, "en", "de")
     single = {"source": source, "target": first}
     assert load_test_set([single], "en", "de") == (["One.", "Two.", "Three."], [["Eins.", "Zwei.", "Drei."]])
-    with rejects("corpus.references", field="target", counts="1, 2"):
+    with rejects("1, 2", field="target"):
         load_test_set([single, corpus], "en", "de", "skip")
-    with rejects("corpus.several_targets", field="target"):
+    with rejects(field="target"):
         list(load_pairs(corpus, "en", "de"))
     write(tmp_path / "a.de1", "Ein.\nZwo.\n")
-    with rejects("corpus.different_lengths", sources=3, targets=2, target=second):
+    with rejects("lines, but", "3", "2", second):
         load_test_set(corpus, "en", "de")
-    with rejects("corpus.one_side", field="target"):
+    with rejects(field="target"):
         Corpus(source=source, target=[])
     for fields in ({"source": source, "target": [1]}, {"tsv": [source]}):
-        with rejects("option.value", field=[*fields][-1]):
+        with rejects(field=[*fields][-1]):
             Corpus(**fields)
     blank = write(tmp_path / "blank", "\n\n\n")
-    with rejects("corpus.all_blank", field="on_empty"):
+    with rejects(field="on_empty"):
         load_test_set({"source": blank, "target": first}, "en", "de", "skip")
     assert Corpus(**corpus).local_files() == [source, first, second]
 
@@ -85,35 +85,35 @@ def test_several_references(tmp_path):
 def test_missing_file_names_its_neighbours(tmp_path):
     write(tmp_path / "train.en", "x\n")
     missing = str(tmp_path / "train.eng")
-    with rejects("file.missing", field=missing, kind=FileNotFoundError, names="train.en"):
+    with rejects("train.en", field=missing, kind=FileNotFoundError):
         list(read_parallel(tmp_path / "train.eng", tmp_path / "train.en"))
-    with rejects("file.no_folder", kind=FileNotFoundError):
+    with rejects("does not exist, because the folder", kind=FileNotFoundError):
         list(read_parallel(tmp_path / "no" / "a", tmp_path / "no" / "b"))
 
 
 def test_wrong_encoding_names_the_line(tmp_path):
     source = write(tmp_path / "a.en", "fine\n" * 3)
     target = write(tmp_path / "a.de", "gut\nschön\ngut\n", encoding="latin-1")
-    with rejects("file.not_utf8", field=target, line=2):
+    with rejects("2", field=target):
         list(read_parallel(source, target))
 
 
 def test_empty_lines_are_refused_or_skipped(tmp_path):
     source, target = write(tmp_path / "a.en", "1\n\n3\n"), write(tmp_path / "a.de", "1\n2\n3\n")
-    with rejects("corpus.empty_sentence", field=source, number=2):
+    with rejects("2", field=source):
         list(read_parallel(source, target))
     assert [pair.source for pair in read_parallel(source, target, on_empty="skip")] == ["1", "3"]
-    with rejects("option.value", field="on_empty"):
+    with rejects(field="on_empty"):
         list(read_parallel(source, target, on_empty="drop"))
 
 
 def test_empty_and_cut_files(tmp_path):
     empty = write(tmp_path / "a.en", "")
-    with rejects("corpus.no_pairs", field=empty):
+    with rejects(field=empty):
         list(read_parallel(empty, empty))
     path = tmp_path / "b.gz"
     path.write_bytes(gzip.compress(b"a line of text\n" * 500)[:-20])
-    with rejects("file.damaged_gzip", field=str(path)):
+    with rejects(field=str(path)):
         list(read_parallel(path, path))
 
 
@@ -121,7 +121,7 @@ def test_tsv(tmp_path):
     path = write(tmp_path / "a.tsv", "One\tEins\nTwo\tZwei\n")
     assert list(Corpus(tsv=path).pairs("en", "de")) == [SentencePair("One", "Eins"), SentencePair("Two", "Zwei")]
     write(tmp_path / "a.tsv", "One\tEins\nTwo\tZwei\tDrei\n")
-    with rejects("corpus.tsv_fields", field=path, line=2, count=3):
+    with rejects("2", "3", field=path):
         list(Corpus(tsv=path).pairs("en", "de"))
 
 
@@ -131,7 +131,7 @@ def test_marks_and_empty_fields(tmp_path):
     path = write(tmp_path / "a.tsv", "\tDas\nOne\tEins\n")
     assert [p.source for p in Corpus(tsv=path).pairs("en", "de", "skip")] == ["One"]
     (tmp_path / "bad.gz").write_bytes(gzip.compress(b"text\n" * 99)[:-8] + b"\0" * 8)
-    with rejects("file.damaged_gzip", field=str(tmp_path / "bad.gz")):
+    with rejects(field=str(tmp_path / "bad.gz")):
         list(read_parallel(tmp_path / "bad.gz", tmp_path / "bad.gz"))
 
 
@@ -141,7 +141,7 @@ def test_jsonl(tmp_path):
     assert list(Corpus(jsonl=path).pairs("de", "en")) == [SentencePair("Eins", "One"), SentencePair("Zwei", "Two")]
     for bad in ("{", '{"en": "x"}', "[]", '{"en": 1, "de": "x"}'):
         write(tmp_path / "a.jsonl", '{"en": "a", "de": "b"}\n' + bad + "\n")
-        with rejects("corpus.json_line", field=path, line=2):
+        with rejects("2", field=path):
             list(Corpus(jsonl=path).pairs("en", "de"))
 
 
@@ -161,9 +161,9 @@ def test_datasets_translation_set(hub_format):
     corpus = Corpus(dataset=str(hub_format), split="train")
     assert list(corpus.pairs("de", "en")) == [SentencePair("Eins", "One"), SentencePair("Zwei", "Two")]
     assert len(list(Corpus(dataset=str(hub_format), split="train[:1]").pairs("en", "de"))) == 1
-    with rejects("dataset.no_column", columns="de, en"):
+    with rejects("has no column", "de, en"):
         list(corpus.pairs("en", "fr"))
-    with rejects("dataset.not_loaded"):
+    with rejects("cannot be loaded"):
         list(Corpus(dataset=str(hub_format), split="dev").pairs("en", "de"))
 
 
@@ -176,7 +176,7 @@ def test_columns_are_found_by_other_codes_of_their_languages(hub_format, tmp_pat
         assert list(own.pairs("fr", "it")) == [SentencePair("Eins", "One")]
     first = next(Corpus(generated="test", size=1).pairs("en", "de"))
     assert next(Corpus(generated="test", size=1).pairs(*codes)) == first
-    with rejects("option.language", "target_lang"):
+    with rejects(field="target_lang"):
         Corpus(jsonl=path, target_lang="../de")
 
 
@@ -191,17 +191,17 @@ def test_changed_files_of_datasets_are_read_again(tmp_path, split):
 
 
 def test_a_corpus_has_exactly_one_source():
-    with rejects("corpus.kinds", kinds="none"):
+    with rejects("A corpus needs exactly one of source,", "none"):
         Corpus()
-    with rejects("corpus.kinds", kinds="tsv, generated"):
+    with rejects("A corpus needs exactly one of source,", "tsv, generated"):
         Corpus(tsv="a", generated="train")
-    with rejects("corpus.one_side", field="target"):
+    with rejects(field="target"):
         Corpus(source="a")
-    with rejects("option.unknown", field="corpora.sourc"):
+    with rejects(field="corpora.sourc"):
         parse_corpora({"sourc": "a"})
-    with rejects("corpus.not_a_list", field="corpora"):
+    with rejects(field="corpora"):
         parse_corpora([])
-    with rejects("corpus.generated_languages", languages="en-fr"):
+    with rejects("Set source_lang: en and target_lang:", "en-fr"):
         list(load_pairs({"generated": "train"}, "en", "fr"))
 
 
@@ -229,7 +229,7 @@ def test_prepared_dataset_is_cached_filtered_and_keeps_text(tmp_path, tokenizer,
     limit = sorted(data["target_length"][:])[15]
     short = prepare(max_target_length=limit)
     assert 0 < len(short) < 30 and max(short["target_length"][:]) <= limit
-    with rejects("corpus.all_too_long", pairs=30):
+    with rejects("sentence pairs exceed max_source_length=", "30"):
         prepare(max_source_length=1)
 
 
@@ -259,13 +259,13 @@ def test_real_corpus_is_read(real_data, tokenizer, tmp_path):
 def test_lines_of_invisible_characters_are_blank(tmp_path, nothing):
     source = write(tmp_path / "a.en", f"One\n{nothing}\n")
     target = write(tmp_path / "a.de", "Eins\nZwei\n")
-    with rejects("corpus.empty_sentence", field=source, number=2):
+    with rejects("2", field=source):
         list(read_parallel(source, target))
     assert len(list(read_parallel(source, target, "skip"))) == 1
     tsv, jsonl = write(tmp_path / "a.tsv", f"One\t{nothing}\n"), tmp_path / "a.jsonl"
     write(jsonl, json.dumps({"en": nothing, "de": "x"}) + "\n")
     for corpus in (Corpus(tsv=tsv), Corpus(jsonl=str(jsonl))):
-        with rejects("corpus.empty_sentence", number=1):
+        with rejects("Remove the pair from both sides, or", "1"):
             list(corpus.pairs("en", "de"))
 
 
@@ -274,24 +274,40 @@ def test_lines_of_invisible_characters_are_blank(tmp_path, nothing):
 )
 def test_jsonl_that_no_sentence_can_be_read_from(tmp_path, bad):
     path = write(tmp_path / "a.jsonl", bad + "\n")
-    with rejects("corpus.json_line", field=path, line=1):
+    with rejects("1", field=path):
         list(Corpus(jsonl=path).pairs("en", "de"))
 
 
 @pytest.mark.parametrize(
     ("rows", "code", "details"),
     [
-        ({"en": ["One", "Two"], "de": [1, 2]}, "dataset.not_text", {"row": 0, "column": "de"}),
-        ({"en": [["One"], ["Two"]], "de": ["Eins", "Zwei"]}, "dataset.not_text", {"row": 0, "column": "en"}),
-        ({"en": ["One", None], "de": ["Eins", "Zwei"]}, "corpus.empty_sentence", {"unit": "row", "number": 1}),
-        ({"translation": [{"en": "One", "de": "Eins"}, None]}, "corpus.empty_sentence", {"unit": "row", "number": 1}),
-        ({"translation": [{"en": 1, "de": "Eins"}]}, "dataset.not_text", {"row": 0, "column": "en"}),
+        ({"en": ["One", "Two"], "de": [1, 2]}, "Set source_column and target_column to", {"row": 0, "column": "de"}),
+        (
+            {"en": [["One"], ["Two"]], "de": ["Eins", "Zwei"]},
+            "Set source_column and target_column to",
+            {"row": 0, "column": "en"},
+        ),
+        (
+            {"en": ["One", None], "de": ["Eins", "Zwei"]},
+            "Remove the pair from both sides, or",
+            {"unit": "row", "number": 1},
+        ),
+        (
+            {"translation": [{"en": "One", "de": "Eins"}, None]},
+            "Remove the pair from both sides, or",
+            {"unit": "row", "number": 1},
+        ),
+        (
+            {"translation": [{"en": 1, "de": "Eins"}]},
+            "Set source_column and target_column to",
+            {"row": 0, "column": "en"},
+        ),
     ],
 )
 def test_datasets_with_columns_of_other_values(tmp_path, rows, code, details):
     (tmp_path / "set").mkdir()
     Dataset.from_dict(rows).to_parquet(str(tmp_path / "set" / "train.parquet"))
-    with rejects(code, **details):
+    with rejects(code, *details.values()):
         list(Corpus(dataset=str(tmp_path / "set")).pairs("en", "de"))
 
 
@@ -308,7 +324,7 @@ def test_datasets_with_columns_of_other_values(tmp_path, rows, code, details):
     ],
 )
 def test_fields_of_a_corpus_have_types(fields):
-    with rejects("option.value", field=list(fields)[-1]):
+    with rejects(field=list(fields)[-1]):
         Corpus(**fields)
 
 
@@ -371,7 +387,7 @@ def test_unknown_tokens_are_reported(tmp_path, corpus, tokenizer, caplog):
     ],
 )
 def test_wrong_settings_are_named_before_anything_is_read(tmp_path, tokenizer, settings):
-    with rejects("option.value", field=next(iter(settings))):
+    with rejects(field=next(iter(settings))):
         prepared(tokenizer, tmp_path / "cache", {"tsv": str(tmp_path / "none")}, **settings)
     assert not (tmp_path / "cache").exists()
 
@@ -395,7 +411,7 @@ class Dying:
 
 def test_a_killed_process_of_many_is_reported(tmp_path, tokenizer):
     corpus = {"tsv": write(tmp_path / "a.tsv", "the dog sleeps\tder Hund schläft\n" * 2000)}
-    with rejects("corpus.killed_process", field="num_proc"):
+    with rejects(field="num_proc"):
         prepared(Dying(tokenizer), tmp_path / "cache", corpus, num_proc=2)
     assert not list((tmp_path / "cache").iterdir())
 
@@ -416,7 +432,7 @@ def test_columns_of_json_lines(tmp_path):
     path = write(tmp_path / "a.jsonl", json.dumps({"article": "Ein Text.", "title": "Text"}) + "\n")
     corpus = Corpus(jsonl=path, source_column="article", target_column="title")
     assert list(corpus.pairs("de", "de")) == [SentencePair("Ein Text.", "Text")]
-    with rejects("corpus.same_languages", field=path):
+    with rejects(field=path):
         list(Corpus(jsonl=path).pairs("de", "de"))
 
 

@@ -42,7 +42,7 @@ def test_saved_and_loaded(tokenizer, separate, tmp_path, joint, subfolder):
 
 
 def test_a_pair_that_is_not_there(tmp_path):
-    with rejects("model.not_found", field=str(tmp_path / "nowhere")):
+    with rejects(field=str(tmp_path / "nowhere")):
         TokenizerPair.load(tmp_path / "nowhere")
 
 
@@ -52,11 +52,11 @@ def test_a_pair_is_checked_against_a_model(tokenizer, separate):
     stamp_tokenizers(config, *separate)
     model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
     separate.check(model)
-    with rejects("tokenizer.too_many_symbols", field="source tokenizer"):
+    with rejects(field="source tokenizer"):
         TokenizerPair(tokenizer, separate.target).check(model)
-    with rejects("tokenizer.too_many_symbols", field="target tokenizer"):
+    with rejects(field="target tokenizer"):
         TokenizerPair(separate.source).check(model)
-    with rejects("tokenizer.padding_ids"):
+    with rejects("Use tokenizers with the same padding"):
         separate.check_padding(7)
 
 

@@ -77,7 +77,7 @@ def test_a_class_without_an_own_bare_model(tmp_path, monkeypatch, capsys):
     folder = train(Recipe(**{**PLAN, "model": model}), tmp_path / "run")
     own = importlib.import_module("own_classes").OwnForConditionalGeneration
     assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is own
-    with rejects("model.own_code", str(folder)):
+    with rejects(field=str(folder)):
         write_card(folder)
 
 
@@ -144,7 +144,7 @@ def test_a_command_runs_its_code_only_when_asked(folder, tmp_path, other_python)
             found = [main({words!r}), said.getvalue()]
     """
     status, said = other_python(code.format(words=words), tmp_path)
-    assert status == 2 and "[model.remote_code]" in said
+    assert status == 2 and "If you trust it, pass" in said
     status, said = other_python(code.format(words=[*words, "--trust-remote-code"]), tmp_path)
     assert status == 0, said
     assert len((tmp_path / "output.txt").read_text().splitlines()) == 1

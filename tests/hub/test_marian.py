@@ -139,9 +139,9 @@ def test_the_weights_of_a_folder_decide_what_is_tied(own, tmp_path):
 
 def test_a_model_with_other_parts_is_refused(marian):
     marian.model.encoder.extra = torch.nn.Linear(2, 2)
-    with rejects("marian.parameters") as caught:
+    with rejects("This is not a standard MarianMT model:") as caught:
         recnmt_hf.from_marian(marian)
-    assert "model.encoder.extra.bias" in caught.value.details["unknown"]
+    assert "model.encoder.extra.bias" in str(caught.value)
 
 
 NOT_REAL = (torch.int8, torch.int64, torch.bool, torch.complex64)
@@ -364,11 +364,11 @@ def test_given_back_to_marian(fields, tokenizer, tmp_path):
 def test_what_marian_cannot_say(tokenizer, tmp_path, capsys):
     for number, (prefix, fields, code) in enumerate(
         (
-            ("NMTTransformer", {"normalize_before": True}, "export.config"),
-            ("NMTTransformer", {"self_attention_type": "relative"}, "export.config"),
-            ("NMTTransformer", {"decoder_autoregression": "ssru"}, "export.config"),
-            ("NMTTransformer", {"position_embedding_type": "learned"}, "export.config"),
-            ("GRET", {}, "export.family"),
+            ("NMTTransformer", {"normalize_before": True}, "Use `recnmt translate`, or train a"),
+            ("NMTTransformer", {"self_attention_type": "relative"}, "Use `recnmt translate`, or train a"),
+            ("NMTTransformer", {"decoder_autoregression": "ssru"}, "Use `recnmt translate`, or train a"),
+            ("NMTTransformer", {"position_embedding_type": "learned"}, "Use `recnmt translate`, or train a"),
+            ("GRET", {}, "Export an nmt_transformer, or run this"),
         )
     ):
         config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=len(tokenizer), **fields)
@@ -377,7 +377,7 @@ def test_what_marian_cannot_say(tokenizer, tmp_path, capsys):
         tokenizer.save_pretrained(tmp_path / f"{number}")
         assert main(["convert", str(tmp_path / f"{number}"), "-o", str(tmp_path / "out"), "--to", "marianmt"]) == 2
         err = capsys.readouterr().err
-        assert f"[{code}]" in err and all(name in err for name in fields) and not (tmp_path / "out").exists()
+        assert code in err and all(name in err for name in fields) and not (tmp_path / "out").exists()
 
 
 def test_folders_that_are_no_marian_models(corpus, tiny_folder, tmp_path, capsys):
@@ -386,9 +386,9 @@ def test_folders_that_are_no_marian_models(corpus, tiny_folder, tmp_path, capsys
     assert str(tmp_path / "nowhere") in capsys.readouterr().err
     (tmp_path / "opus/source.spm").unlink()
     assert main(["convert", str(tmp_path / "opus"), "-o", str(tmp_path / "out")]) == 2
-    assert "[model.not_loaded]" in capsys.readouterr().err
+    assert "cannot be loaded" in capsys.readouterr().err
     (tmp_path / "opus/model.safetensors").rename(tmp_path / "opus/pytorch_model.bin")
     assert main(["convert", str(tmp_path / "opus"), "-o", str(tmp_path / "out")]) == 2
-    assert "[weights.pickled]" in capsys.readouterr().err
+    assert "If you trust it, load it with" in capsys.readouterr().err
     assert main(["convert", str(tiny_folder), "-o", str(tmp_path / "out")]) == 2
     assert str(tiny_folder) in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -245,7 +245,7 @@ def test_marian_itself_computes_the_same(name, tmp_path):
         found = [reference.log_probs(*tokens(models, pair)).sum() for pair in pairs]
         np.testing.assert_allclose(found, expected["scores"], atol=5e-4, rtol=0)
     if name == "average-pre.npz":  # the norm is applied to averages, but neither to what is averaged nor to the gate
-        refused(path, files, tmp_path, "marian.setting", "transformer-preprocess")
+        refused(path, files, tmp_path, "which is not supported; it must be", "transformer-preprocess")
         return
     translator = recnmt_hf.Translator.from_pretrained(import_marian_file(path, files, tmp_path / "own"))
     scored = dict(zip(pairs, expected.get("scores", []), strict=False))
@@ -330,8 +330,8 @@ def test_settings_for_the_decoder(vocabularies, tmp_path, capsys):
     assert f"{command} --max-length-extra 0 --max-length-factor 2\n" in capsys.readouterr().err
     for field, value in (("word-penalty", 0.5), ("output-sampling", True), ("beam-size", 0), ("normalize", "x")):
         config.write_text(yaml.safe_dump({field: value}))
-        code = "marian.unknown_setting" if field == "output-sampling" else "marian.setting"
-        with rejects(code, field):
+        code = "Only Transformers are supported" if field == "output-sampling" else "which is not supported; it must be"
+        with rejects(code, field=field):
             import_marian_file(path, files, tmp_path / "other", config)
         assert not (tmp_path / "other").exists()
 
@@ -375,7 +375,7 @@ WRONG_SETTINGS = {
 def refused(path, files, folder, code, field=None):
     """Assert that a model is refused with this code, and nothing is written."""
     before = sorted(folder.iterdir())
-    with rejects(code, field) as caught:
+    with rejects(code, field=field) as caught:
         import_marian_file(path, files, folder / "out")
     assert sorted(folder.iterdir()) == before
     return str(caught.value)
@@ -386,7 +386,7 @@ def test_a_wrong_setting_is_named_with_its_value(name, vocabularies, tmp_path):
     path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "SSRU")
     for value in WRONG_SETTINGS[name]:
         write_npz(path, {**settings, name: value}, arrays)
-        message = refused(path, files, tmp_path, "marian.setting", name)
+        message = refused(path, files, tmp_path, "which is not supported; it must be", name)
         assert f"{name}={value!r}" in message
 
 
@@ -403,16 +403,17 @@ def test_settings_of_average_attention(name, vocabularies, tmp_path):
     path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "average")
     changes = {field.replace("_", "-"): value for field, value in AAN_SETTINGS[name].items()}
     write_npz(path, {**settings, **changes}, arrays)
-    refused(path, files, tmp_path, "marian.setting", name)
+    refused(path, files, tmp_path, "which is not supported; it must be", name)
 
 
 def test_unknown_and_missing_settings(vocabularies, tmp_path):
     path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "SSRU")
     write_npz(path, {**settings, "transformer-flux": 88}, arrays)
-    assert "transformer-flux=88" in refused(path, files, tmp_path, "marian.unknown_setting", "transformer-flux")
+    message = refused(path, files, tmp_path, "Only Transformers are supported", "transformer-flux")
+    assert "transformer-flux=88" in message
     for name in ("dim-emb", "dim-vocabs", "enc-depth", "dec-depth", "type"):
         write_npz(path, {other: value for other, value in settings.items() if other != name}, arrays)
-        refused(path, files, tmp_path, "marian.setting", name)
+        refused(path, files, tmp_path, "which is not supported; it must be", name)
 
 
 def test_settings_that_older_releases_do_not_store(vocabularies, tmp_path):
@@ -447,23 +448,24 @@ def test_old_name_of_the_output_matrix(vocabularies, tmp_path):
 def test_arrays_that_do_not_belong_to_the_settings(vocabularies, tmp_path):
     path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "SSRU")
     write_npz(path, settings, {**arrays, "Wpos": np.zeros((8, 16), np.float32)})
-    assert "unknown arrays Wpos; missing none" in refused(path, files, tmp_path, "marian.arrays", str(path))
+    message = refused(path, files, tmp_path, "does not have the arrays of its", str(path))
+    assert "unknown arrays Wpos; missing none" in message
     write_npz(path, settings, {name: values for name, values in arrays.items() if name != "decoder_l2_rnn_bf"})
-    assert "missing decoder_l2_rnn_bf" in refused(path, files, tmp_path, "marian.arrays")
+    assert "missing decoder_l2_rnn_bf" in refused(path, files, tmp_path, "does not have the arrays of its")
     write_npz(path, {**settings, "transformer-decoder-autoreg": "self-attention"}, arrays)
-    refused(path, files, tmp_path, "marian.arrays")
+    refused(path, files, tmp_path, "does not have the arrays of its")
     for name, shape in (("decoder_l1_rnn_Wf", (16, 8)), ("decoder_l1_rnn_bf", (16,)), ("Wemb", (91, 16)),
                         ("encoder_l1_ffn_W1", (24, 16)), ("decoder_ff_logit_out_b", (90, 1))):  # fmt: skip
         write_npz(path, settings, {**arrays, name: np.zeros(shape, np.float32)})
-        message = refused(path, files, tmp_path, "marian.shape", str(path))
+        message = refused(path, files, tmp_path, "by the settings it must be", str(path))
         assert name in message and str(shape) in message
     write_npz(path, {**settings, "dim-emb": 2**16, "transformer-dim-ffn": 2**20}, arrays)  # not allocated
-    assert "Wemb" in refused(path, files, tmp_path, "marian.shape", str(path))
+    assert "Wemb" in refused(path, files, tmp_path, "by the settings it must be", str(path))
     write_npz(path, settings, {**arrays, "Wemb": np.full_like(arrays["Wemb"], np.nan)})
-    refused(path, files, tmp_path, "model.weights_not_finite")
+    refused(path, files, tmp_path, "These weights are NaN or infinite")
     for kind in (np.int64, np.float64, np.bool_, np.complex64):
         write_npz(path, settings, {**arrays, "Wemb": np.zeros((90, 16), kind)})
-        assert "Wemb" in refused(path, files, tmp_path, "marian.item_type", str(path))
+        assert "Wemb" in refused(path, files, tmp_path, "Pass the .npz file, or convert that", str(path))
 
 
 def test_damaged_and_foreign_npz_files(vocabularies, tmp_path):
@@ -471,14 +473,14 @@ def test_damaged_and_foreign_npz_files(vocabularies, tmp_path):
     content = path.read_bytes()
     for size in (2, 40, 1000, len(content) // 2, len(content) - 30):
         path.write_bytes(content[:size])
-        refused(path, files, tmp_path, "marian.damaged", str(path))
+        refused(path, files, tmp_path, "is not an intact model of Marian", str(path))
     place = content.index(arrays["decoder_l1_rnn_W"].tobytes()[:64])
     path.write_bytes(content[:place] + bytes(64) + content[place + 64 :])  # the checksum does not match
-    assert "CRC" in refused(path, files, tmp_path, "marian.damaged")
+    assert "CRC" in refused(path, files, tmp_path, "is not an intact model of Marian")
     write_npz(path, settings, {**arrays, "Wemb": np.array([["a pickled object"]], dtype=object)})
-    assert "allow_pickle" in refused(path, files, tmp_path, "marian.damaged")
+    assert "allow_pickle" in refused(path, files, tmp_path, "is not an intact model of Marian")
     np.savez(path, **arrays)
-    refused(path, files, tmp_path, "marian.no_settings", str(path))
+    refused(path, files, tmp_path, "has no settings (special:model.yml), so", str(path))
     for text in (
         b"- 1\n- 2\0",
         b"a: [1\0",
@@ -492,16 +494,16 @@ def test_damaged_and_foreign_npz_files(vocabularies, tmp_path):
         b"[1]: 2\0",
     ):
         np.savez(path, **{"special:model.yml": np.frombuffer(text, np.int8)}, **arrays)
-        refused(path, files, tmp_path, "marian.damaged", str(path))
+        refused(path, files, tmp_path, "is not an intact model of Marian", str(path))
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("special:model.yml", settings_bytes(settings).tobytes())
-    refused(path, files, tmp_path, "marian.damaged", str(path))
+    refused(path, files, tmp_path, "is not an intact model of Marian", str(path))
     torch.save({name: torch.from_numpy(values) for name, values in arrays.items()}, path)
-    refused(path, files, tmp_path, "marian.damaged", str(path))
+    refused(path, files, tmp_path, "is not an intact model of Marian", str(path))
     path.write_bytes(b"<html>Not found</html>")
-    refused(path, files, tmp_path, "marian.damaged", str(path))
+    refused(path, files, tmp_path, "is not an intact model of Marian", str(path))
     path.unlink()
-    refused(path, files, tmp_path, "file.missing", str(path))
+    refused(path, files, tmp_path, "does not exist", str(path))
 
 
 def test_damaged_and_foreign_binary_files(vocabularies, tmp_path):
@@ -509,14 +511,14 @@ def test_damaged_and_foreign_binary_files(vocabularies, tmp_path):
     content = path.read_bytes()
     for size in (0, 7, 12, 200, 3000, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:size])
-        refused(path, files, tmp_path, "marian.damaged", str(path))
+        refused(path, files, tmp_path, "is not an intact model of Marian", str(path))
     write_bin(path, settings, arrays, version=2)
-    assert "version 1" in refused(path, files, tmp_path, "marian.damaged", str(path))
+    assert "version 1" in refused(path, files, tmp_path, "is not an intact model of Marian", str(path))
     value, text = np.float32(1).tobytes(), settings_bytes(settings).tobytes()
     settings_item = ("special:model.yml", 0x101, (len(text),), text)
     for kind in (0x10002, 0x4102, 0x802, 0x1801, 0x11001, 0x12001, 0x18001, 0x408, 0):
         write_items(path, [("decoder_l1_rnn_W", kind, (1, 1), value * 2), settings_item])
-        message = refused(path, files, tmp_path, "marian.item_type", str(path))
+        message = refused(path, files, tmp_path, "Pass the .npz file, or convert that", str(path))
         assert "decoder_l1_rnn_W" in message and f"0x{kind:x}" in message
     quantized = INTGEMM8["fork"]
     for kind, shape, data in (
@@ -529,17 +531,17 @@ def test_damaged_and_foreign_binary_files(vocabularies, tmp_path):
         (quantized, (1, 4), b"1234" + np.float32(np.nan).tobytes()),
     ):
         write_items(path, [("Wemb", kind, shape, data), settings_item])
-        refused(path, files, tmp_path, "marian.damaged", str(path))
+        refused(path, files, tmp_path, "is not an intact model of Marian", str(path))
     for shape in ((4,), (16, 24), (8, 16)):  # Marian transposes blocks of 16
         write_items(path, [("a_W", quantized, shape, bytes(math.prod(shape)) + value), settings_item])
-        assert str(shape) in refused(path, files, tmp_path, "marian.item_type", str(path))
+        assert str(shape) in refused(path, files, tmp_path, "Pass the .npz file, or convert that", str(path))
     write_items(path, [("a", FLOAT32, (1,), value)] * 2)
-    refused(path, files, tmp_path, "marian.damaged", str(path))
+    refused(path, files, tmp_path, "is not an intact model of Marian", str(path))
     write_items(path, [("a", FLOAT32, (1,), value)])
-    refused(path, files, tmp_path, "marian.no_settings", str(path))
+    refused(path, files, tmp_path, "has no settings (special:model.yml), so", str(path))
     many = np.array([1, 2**60], "<u8").tobytes()
     path.write_bytes(many + bytes(64))
-    refused(path, files, tmp_path, "marian.damaged", str(path))
+    refused(path, files, tmp_path, "is not an intact model of Marian", str(path))
 
 
 def test_files_that_expand_to_much_more_than_they_have(vocabularies, tmp_path):
@@ -561,7 +563,7 @@ def test_files_that_expand_to_much_more_than_they_have(vocabularies, tmp_path):
     cases += [(endless, path, endless, None), (endless, path, joint, endless)]
     for faulty, model, vocabulary, config in cases:
         tracemalloc.start()
-        with rejects("marian.damaged" if faulty is bomb else "file.too_large", str(faulty)):
+        with rejects(field=str(faulty)):
             import_marian_file(model, [files[0], vocabulary], tmp_path / "out", config)
         assert tracemalloc.get_traced_memory()[1] < 2**26 + 2**24
         tracemalloc.stop()
@@ -570,20 +572,20 @@ def test_files_that_expand_to_much_more_than_they_have(vocabularies, tmp_path):
     config = tmp_path / "decoder.yml"
     for text in (f"a0: &a0 [1]\n{levels}", f"beam-size: 1 # {'x' * 2**17}", f"a0: &a0 {{x: 1}}\n<<: [{names}]"):
         config.write_text(text)
-        with rejects("marian.damaged", str(config)):
+        with rejects(field=str(config)):
             import_marian_file(path, files, tmp_path / "out", config)
 
 
 def test_vocabularies_of_other_models(vocabularies, tmp_path):
     path, files, *_ = write_model(tmp_path, vocabularies, "SSRU")
     others, _ = files_of(vocabularies, True)
-    message = refused(path, [files[0], others[1]], tmp_path, "marian.vocabulary_size", others[1])
+    message = refused(path, [files[0], others[1]], tmp_path, "symbols, but the embedding of", others[1])
     assert "78" in message and "90" in message
     garbage = tmp_path / "garbage.spm"
     for content in (b"", b"no protocol buffer", (vocabularies / "joint.spm").read_bytes()[:700]):
         garbage.write_bytes(content)
-        refused(path, [str(garbage), files[1]], tmp_path, "marian.vocabulary", str(garbage))
-    refused(path, [files[0], str(tmp_path / "none.spm")], tmp_path, "file.missing")
+        refused(path, [str(garbage), files[1]], tmp_path, "is not a SentencePiece model with an", str(garbage))
+    refused(path, [files[0], str(tmp_path / "none.spm")], tmp_path, "does not exist")
 
 
 def test_a_shared_embedding_needs_one_vocabulary(corpus, vocabularies, tmp_path):
@@ -594,7 +596,7 @@ def test_a_shared_embedding_needs_one_vocabulary(corpus, vocabularies, tmp_path)
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), model_writer=model, **settings)
     other = tmp_path / "other.spm"
     other.write_bytes(model.getvalue())
-    refused(path, [files[0], str(other)], tmp_path, "marian.one_vocabulary", str(other))
+    refused(path, [files[0], str(other)], tmp_path, "but the model has one vocabulary for", str(other))
 
 
 def test_command_lines(vocabularies, tmp_path, capsys):
@@ -603,13 +605,13 @@ def test_command_lines(vocabularies, tmp_path, capsys):
     taken.mkdir()
     (taken / "file").touch()
     for arguments, code in (
-        ([str(path), "-o", str(tmp_path / "out")], "usage.requires"),
-        (["some/folder", "-o", str(tmp_path / "out"), "--vocabs", *files], "usage.requires"),
-        (["some/folder", "-o", str(tmp_path / "out"), "--config", "decoder.yml"], "usage.requires"),
-        ([str(path), "--vocabs", *files, "-o", str(taken)], "output.not_empty"),
+        ([str(path), "-o", str(tmp_path / "out")], "requires"),
+        (["some/folder", "-o", str(tmp_path / "out"), "--vocabs", *files], "requires"),
+        (["some/folder", "-o", str(tmp_path / "out"), "--config", "decoder.yml"], "requires"),
+        ([str(path), "--vocabs", *files, "-o", str(taken)], "is not empty"),
     ):
         assert main(["convert", *arguments]) == 2
-        assert f"[{code}]" in capsys.readouterr().err
+        assert code in capsys.readouterr().err
     assert not (tmp_path / "out").exists() and [file.name for file in taken.iterdir()] == ["file"]
 
 
@@ -634,7 +636,7 @@ def test_the_name_of_an_output_chooses_its_format(vocabularies, tmp_path, capsys
         weights = [(place / "model.safetensors").read_bytes() for place in (own, folder / "again")]
         assert weights[0] == weights[1]
     assert main(["convert", str(own), "-o", str(tmp_path / "x.bin")]) == 2
-    assert "[export.npz]" in capsys.readouterr().err
+    assert "does not end in .npz" in capsys.readouterr().err
 
 
 # -- export of other models --------------------------------------------------------------------------------------------
@@ -651,7 +653,7 @@ def changed_folder(folder, target, **fields):
 def test_models_that_marian_cannot_run(vocabularies, tiny_folder, tmp_path):
     path, files, *_ = write_model(tmp_path, vocabularies, "self-attention")
     own = import_marian_file(path, files, tmp_path / "own")
-    with rejects("export.config"):
+    with rejects("Use `recnmt translate`, or train a"):
         export_marian_file(tiny_folder, tmp_path / "out/model.npz")
     for field, value in (("position_embedding_type", "marian"), ("layer_norm_eps", 1e-5), ("scale_embedding", False),
                          ("activation_function", "tanh"), ("self_attention_type", "directional"),
@@ -662,7 +664,7 @@ def test_models_that_marian_cannot_run(vocabularies, tiny_folder, tmp_path):
         (folder / "generation_config.json").write_text(
             json.dumps({name: number for name, number in generation.items() if name != "decoder_start_token_id"})
         )
-        with rejects("export.config", field):
+        with rejects(field=field):
             export_marian_file(folder, tmp_path / "out/model.npz")
     assert not (tmp_path / "out").exists()
 
@@ -762,7 +764,7 @@ def test_a_marianmt_checkpoint(vocabularies, corpus, tmp_path):
     marian.final_logits_bias.normal_()
     marian.save_pretrained(opus)
     assert main(["convert", str(opus), "-o", str(tmp_path / "own")]) == 0
-    with rejects("export.config", "position_embedding_type"):
+    with rejects(field="position_embedding_type"):
         export_marian_file(tmp_path / "own", tmp_path / "out/model.npz")
     fields = {"position_embedding_type": "tensor2tensor", "layer_norm_eps": 1e-6}
     for name, version in (("gelu", "v1.12.3"), ("quick_gelu", "v1.12.0"), ("swish", "v1.12.3")):
@@ -776,7 +778,7 @@ def test_a_marianmt_checkpoint(vocabularies, corpus, tmp_path):
     config = json.loads((changed / "config.json").read_text())
     del config["tokenizer_stamps"]
     (changed / "config.json").write_text(json.dumps(config))
-    with rejects("marian.symbols", "source tokenizer"):
+    with rejects(field="source tokenizer"):
         export_marian_file(changed, tmp_path / "other/model.npz")
 
 
@@ -787,12 +789,12 @@ def test_tokenizers_and_start_tokens_that_marian_does_not_have(vocabularies, tok
     with torch.no_grad():
         model.get_input_embeddings().weight[90] = 1
     model.save_pretrained(own)
-    with rejects("marian.start", "decoder_start_token_id"):
+    with rejects(field="decoder_start_token_id"):
         export_marian_file(own, tmp_path / "out/model.npz")
     config = recnmt_hf.NMTTransformerConfig.from_preset("student_tiny", d_model=16, vocab_size=len(tokenizer))
     config.decoder_start_token_id = config.pad_token_id
     recnmt_hf.NMTTransformerForConditionalGeneration(config).save_pretrained(tmp_path / "bpe")
     tokenizer.save_pretrained(tmp_path / "bpe")
-    with rejects("marian.tokenizer", "source tokenizer"):
+    with rejects(field="source tokenizer"):
         export_marian_file(tmp_path / "bpe", tmp_path / "out/model.npz")
     assert not (tmp_path / "out").exists()

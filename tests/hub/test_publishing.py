@@ -209,7 +209,7 @@ UPLOAD = """
     try:
         found = upload({folder!r}, Destination(**{to!r}))
     except UserError as error:
-        found = f"{{error.code}}: {{error}}"
+        found = str(error)
 """
 
 
@@ -220,7 +220,7 @@ UNREACHABLE = """
     try:
         found = publishing.upload({folder!r}, publishing.Destination("tester/model"))
     except UserError as error:
-        found = error.code
+        found = str(error)
 """
 
 
@@ -296,10 +296,10 @@ def test_pushing_and_loading_by_name(run_folder, repository_folder, tmp_path):
         assert said.startswith("hub.card: ") and '"license" must be one of' in said and uploaded == []
         assert "tester/fresh" not in hub.repositories
         hub.refuse = 403
-        assert "hub.refused" in send("apache-2.0")[0]
+        assert "The Hub rejected the upload to" in send("apache-2.0")[0]
         hub.refuse = None
-        assert "hub.name" in send(name="no/such/name")[0]
-        assert publisher(UNREACHABLE.format(folder=str(folder)), tmp_path) == "hub.connection"
+        assert "Write user/name with letters, digits," in send(name="no/such/name")[0]
+        assert publisher(UNREACHABLE.format(folder=str(folder)), tmp_path) == "cannot be reached"
 
 
 def test_dry_run_and_card(run_folder, tmp_path, capsys):
@@ -316,7 +316,7 @@ def test_dry_run_and_card(run_folder, tmp_path, capsys):
     assert main([*words, "--output", str(tmp_path / "out")]) == 2
     assert str(tmp_path / "out") in capsys.readouterr().err
     assert main(words) == 2
-    assert "[usage.requires]" in capsys.readouterr().err
+    assert "requires" in capsys.readouterr().err
     assert main(["publish", "--card-only", str(run_folder), "--license", "mit"]) == 0
     card = (run_folder / "model/README.md").read_text()
     assert "license: mit" in card and f"\n# {run_folder.name}\n" in card
@@ -340,9 +340,9 @@ def test_a_template_of_the_user(run_folder, tmp_path):
     assert card.text.endswith("\n1 {{ 1 + 1 }}")
     for content, reason in (("{{ 1", "unexpected end"), ("{{ nothing.at.all }}", "undefined"), ("\xff", "utf-8")):
         template.write_bytes(content.encode("latin-1"))
-        with rejects("card.template", field=str(template)) as caught:
+        with rejects(field=str(template)) as caught:
             card_module.fill_template(ModelCardData(), {}, template)
-        assert reason in caught.value.details["reason"]
+        assert reason in str(caught.value)
 
 
 def test_a_card_leaves_a_checkpoint_complete(run_folder, tmp_path):
@@ -359,7 +359,7 @@ def test_a_card_is_not_written_through_a_link(run_folder, tmp_path):
     (tmp_path / "own").write_text("mine")
     (tmp_path / "model/README.md").unlink(missing_ok=True)
     (tmp_path / "model/README.md").symlink_to(tmp_path / "own")
-    with rejects("card.link", field=str(tmp_path / "model/README.md")):
+    with rejects(field=str(tmp_path / "model/README.md")):
         write_card(tmp_path / "model")
     assert (tmp_path / "own").read_text() == "mine"
 
@@ -416,13 +416,13 @@ def test_the_code_of_cards_runs_in_isolation(tmp_path, monkeypatch):
     assert "secret" not in json.dumps(seen) and seen["HF_HOME"] != str(tmp_path) and seen["HF_HUB_OFFLINE"] == "1"
     assert seen["PATH"] == os.environ["PATH"] and seen["OMP_NUM_THREADS"] == "1"
     assert run_isolated("print('Größe', '你好')") == "Größe 你好"
-    with rejects("card.code") as caught:
+    with rejects("The code of the card fails") as caught:
         run_isolated("import recnmt_hf")
-    assert caught.value.details["reason"] == "ImportError: recnmt_hf is not installed here"
+    assert "ImportError: recnmt_hf is not installed here" in str(caught.value)
     monkeypatch.setattr(card_module, "TIME_LIMIT", 0.5)
-    with rejects("card.code") as caught:
+    with rejects("The code of the card fails") as caught:
         run_isolated("import time\ntime.sleep(60)")
-    assert "0.5 seconds" in caught.value.details["reason"]
+    assert "0.5 seconds" in str(caught.value)
 
 
 def test_the_card_of_a_model_that_summarizes(run_folder, tmp_path):
@@ -446,19 +446,35 @@ def test_the_card_of_a_model_that_summarizes(run_folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "code", "field"),
     [
-        (lambda folder: (folder / "model.safetensors").unlink(), "model.not_loaded", "model"),
-        (lambda folder: cut(folder / "model.safetensors"), "weights.damaged", "model"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "cannot be loaded", "model"),
+        (lambda folder: cut(folder / "model.safetensors"), "The weights in", "model"),
         (lambda folder: reshape(folder / "model.safetensors"), None, "fc1.weight"),
-        (lambda folder: pickled(folder), "model.not_loaded", "model"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{"), "model.not_loaded", "model"),
-        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "model.adapter", "model"),
-        (lambda folder: linked(folder / "translations/test.de"), "publish.link", "test.de"),
-        (lambda folder: linked(folder / "target_tokenizer/tokenizer.json"), "publish.link", "tokenizer.json"),
-        (lambda folder: linked(folder / "target_tokenizer"), "publish.link", "target_tokenizer"),
-        (lambda folder: named(folder, "translations/../modeling_gret.py"), "publish.translations", "modeling_gret.py"),
-        (lambda folder: named(folder, "translations/.."), "publish.translations", "translations/.."),
-        (lambda folder: named(folder, str(folder / "translations/test.de")), "publish.translations", "test.de"),
-        (lambda folder: secret(folder), "publish.token", ""),
+        (lambda folder: pickled(folder), "cannot be loaded", "model"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "cannot be loaded", "model"),
+        (
+            lambda folder: (folder / "adapter_config.json").write_text("{}"),
+            "Merge it (merge_and_unload) and save,",
+            "model",
+        ),
+        (lambda folder: linked(folder / "translations/test.de"), "is a symbolic link, which is not", "test.de"),
+        (
+            lambda folder: linked(folder / "target_tokenizer/tokenizer.json"),
+            "is a symbolic link, which is not",
+            "tokenizer.json",
+        ),
+        (lambda folder: linked(folder / "target_tokenizer"), "is a symbolic link, which is not", "target_tokenizer"),
+        (
+            lambda folder: named(folder, "translations/../modeling_gret.py"),
+            "of evidence.json is not a file of",
+            "modeling_gret.py",
+        ),
+        (lambda folder: named(folder, "translations/.."), "of evidence.json is not a file of", "translations/.."),
+        (
+            lambda folder: named(folder, str(folder / "translations/test.de")),
+            "of evidence.json is not a file of",
+            "test.de",
+        ),
+        (lambda folder: secret(folder), "seems to contain an access token of the", ""),
     ],
 )
 def test_what_is_not_published(run_folder, tmp_path, change, code, field):
@@ -467,7 +483,7 @@ def test_what_is_not_published(run_folder, tmp_path, change, code, field):
     change(folder)
     with pytest.raises(recnmt_hf.UserError, match=None if code else field) as caught:
         prepare_repository(folder, tmp_path / "out", "tester/model")
-    assert code is None or (caught.value.code == code and caught.value.field.endswith(field))
+    assert code is None or (code in str(caught.value) and caught.value.field.endswith(field))
     assert not (tmp_path / "out").exists()
 
 
@@ -635,11 +651,11 @@ def test_contents_are_checked_again(tmp_path):
     (tmp_path / "README.md").write_text("a card")
     check_contents(tmp_path)
     (tmp_path / "optimizer.pt").write_text("")
-    with rejects("publish.file", field="optimizer.pt"):
+    with rejects(field="optimizer.pt"):
         check_contents(tmp_path)
     (tmp_path / "optimizer.pt").unlink()
     (tmp_path / "config.json").symlink_to("/etc/passwd")
-    with rejects("publish.link", field="config.json"):
+    with rejects(field="config.json"):
         check_contents(tmp_path)
     assert not any(pattern.startswith("*") and pattern != "*.py" for pattern in ALLOWED)
 
@@ -683,7 +699,7 @@ def test_scores_with_several_references(run_folder, tmp_path, capsys):
     assert main(["publish", "--card-only", str(tmp_path / "model")]) == 0
     assert "| second (2 references) | 2 |" in (tmp_path / "model/README.md").read_text()
     assert main(["test", str(tmp_path / "model"), "--set", "third", str(files[0])]) == 2
-    assert "[test.set]" in capsys.readouterr().err
+    assert "Pass a name, a file of sources and at" in capsys.readouterr().err
     for scores, average in (
         ([1.0, 3.0], {"bleu": 2.0}),
         ([1.0], {}),

@@ -18,9 +18,9 @@ def test_penalties_by_name():
     assert isinstance(length_penalty("vaswani", 0.6), VaswaniLengthPenalty) and length_penalty("vaswani", 0.6) == 0.6
     assert type(length_penalty("hf", 1)) is float and 4 ** length_penalty("hf", 0.5) == 2.0
     for wrong in (101, -101, "x", True, None):
-        with rejects("option.value", "length_penalty"):
+        with rejects(field="length_penalty"):
             length_penalty("hf", wrong)
-    with rejects("option.value", "length_penalty_type"):
+    with rejects(field="length_penalty_type"):
         length_penalty("google", 0.6)
 
 

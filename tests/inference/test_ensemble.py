@@ -104,7 +104,7 @@ def test_beams_of_samples_are_refused(members, tokenizer):
     sampling = recnmt_hf.Translator(model, tokenizer, check=False)
     for chosen in ([sampling, members[0]], [members[0], sampling]):
         ensemble = ensemble_of(chosen)
-        with rejects("model.beams_of_samples", "beams"):
+        with rejects(field="beams"):
             ensemble("The dog sleeps.", beams=2)
         assert ensemble("The dog sleeps.", beams=1, max_new_tokens=2)
 
@@ -117,7 +117,7 @@ def test_settings_of_the_model_apply_or_are_rejected(members, corpus, monkeypatc
     assert [one.hypotheses[0].tokens for one in found] == [one.hypotheses[0].tokens for one in expected]
     assert all(len(one.hypotheses[0].tokens) >= 9 for one in found)
     monkeypatch.setattr(settings, "encoder_no_repeat_ngram_size", 2)
-    with rejects("engine.unsupported", "encoder_no_repeat_ngram_size in generation_config.json"):
+    with rejects(field="encoder_no_repeat_ngram_size in generation_config.json"):
         ensemble(sentences)
 
 
@@ -148,13 +148,13 @@ def test_models_with_other_tokens_are_rejected(members, corpus, tokenizer, tmp_p
     for tokens, difference in ((other, "the source tokenizer"), (tokenizer, "the rows of the output matrix")):
         size = len(tokens) + (8 if tokens is tokenizer else 0)
         member = recnmt_hf.Translator(model_of("NMTTransformer", size), tokens, check=False)
-        with rejects("ensemble.different_models") as refused:
+        with rejects("Use models trained with the same") as refused:
             ensemble_of([members[0], member])
-        assert refused.value.details["difference"] == difference
-    with rejects("ensemble.too_few"):
+        assert difference in str(refused.value)
+    with rejects("An ensemble needs at least two models,"):
         ensemble_of(members[:1])
     ensemble = ensemble_of(members[:2])
-    with rejects("model.not_inspectable"):
+    with rejects("which gives no alignments or attention"):
         ensemble("The dog sleeps.", alignments=True)
-    with rejects("engine.unsupported", "generate.do_sample"):
+    with rejects(field="generate.do_sample"):
         ensemble("The dog sleeps.", beams=1, do_sample=True)

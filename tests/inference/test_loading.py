@@ -28,10 +28,8 @@ from recnmt_hf.inference.loading import load_model, missing_model_error, quiet_l
 )
 def test_unavailable_devices_are_rejected(monkeypatch, device, reason):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with rejects("device.unavailable", "device") as refused:
+    with rejects(reason, "cpu, cuda:0, cuda:1", str(device), field="device"):
         resolve_device(device)
-    assert refused.value.details == {"reason": reason, "available": "cpu, cuda:0, cuda:1"}
-    assert refused.value.value == str(device)
 
 
 def test_a_failing_device_is_reported_with_the_first_line_of_its_error(monkeypatch):
@@ -39,9 +37,8 @@ def test_a_failing_device_is_reported_with_the_first_line_of_its_error(monkeypat
         raise RuntimeError(f"No driver for {device}.\nCompile with TORCH_USE_CUDA_DSA.")
 
     monkeypatch.setattr(torch, "empty", fail)
-    with rejects("device.unavailable", "device") as refused:
+    with rejects("No driver for cuda:0)", field="device"):
         resolve_device("cuda:0")
-    assert refused.value.details["reason"] == "No driver for cuda:0"
 
 
 def test_available_devices(monkeypatch):
@@ -55,8 +52,7 @@ def test_errors_name_a_model_nearby(tmp_path):
     def near(path):
         error = missing_model_error(str(path))
         assert isinstance(error, FileNotFoundError) and error.field == str(path)
-        assert error.code == ("model.elsewhere" if error.details else "model.missing")
-        return error.details.get("near")
+        return next(iter(re.findall(r"is not a model's folder, but (.*) is\.", str(error))), None)
 
     (tmp_path / "first" / "checkpoint-9").mkdir(parents=True)
     (tmp_path / "first" / "checkpoint-9" / "config.json").write_text("{}")
@@ -67,7 +63,7 @@ def test_errors_name_a_model_nearby(tmp_path):
         if name != "checkpoint-11":
             (tmp_path / name / "config.json").write_text("{}")
     assert near(tmp_path) == str(tmp_path / "checkpoint-10")
-    with rejects("model.missing", "''", kind=MissingFileError):
+    with rejects(field="", kind=MissingFileError):
         load_model("")
 
 
@@ -97,7 +93,7 @@ def test_arguments_of_loading(tiny_folder, tmp_path):
     model.save_pretrained(tmp_path)
     assert {each.dtype for each in load_model(tmp_path, "cpu").parameters()} == {torch.bfloat16}, "as saved"
     for device in ("tpu", "cuda:999"):
-        with rejects("device.unavailable", "device"):
+        with rejects(field="device"):
             load_model(tiny_folder, device)
     eager = load_model(tiny_folder, "cpu", attn_implementation="eager")
     assert eager.config._attn_implementation == "eager", "what else is given goes to from_pretrained"
@@ -109,16 +105,16 @@ def test_files_are_checked_by_default(tiny_folder, tmp_path):
     weights = load_file(folder / "model.safetensors")
     del weights["model.encoder.layers.0.fc1.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with rejects("model.wrong_weights"):
+    with rejects("do not match its config.json"):
         load_model(folder, "cpu")
     assert load_model(folder, "cpu", check=False).model.encoder.layers[0].fc1.weight.isfinite().all()
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with rejects("weights.damaged", str(folder)):
+    with rejects(field=str(folder)):
         load_model(folder, "cpu")
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
-    with rejects("model.not_loaded", str(folder)):
+    with rejects(field=str(folder)):
         load_model(folder, "cpu")
 
 
@@ -140,7 +136,7 @@ def test_code_of_a_folder_is_not_run_and_there_is_no_prompt(tmp_path, monkeypatc
     monkeypatch.setattr("builtins.input", lambda *question: asked.append(question) or "n")
     (tmp_path / "config.json").write_text('{"model_type": "foreign", "auto_map": {"AutoConfig": "own_code.Own"}}')
     (tmp_path / "own_code.py").write_text(f"open({str(tmp_path / 'has_run')!r}, 'w').close()\n")
-    with rejects("model.remote_code", str(tmp_path)):
+    with rejects(field=str(tmp_path)):
         load_model(tmp_path, "cpu", **trust)
     assert not asked and not (tmp_path / "has_run").exists()
 

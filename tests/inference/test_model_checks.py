@@ -35,12 +35,12 @@ def test_every_fault_of_the_files_is_reported(names):
     fine = {"missing_keys": [], "mismatched_keys": [], "unexpected_keys": []}
     check_loading(model, {**fine, "error_msgs": None})
     info = {"missing_keys": names, "mismatched_keys": [(name, (1, 2), (3,)) for name in names]}
-    with rejects("model.wrong_weights", "folder") as refused:
+    with rejects(field="folder") as refused:
         check_loading(model, {**info, "unexpected_keys": names, "error_msgs": [" the file is odd\n"]})
     names = sorted(names)
     listed, shapes = list_names(names), list_names([f"{name} (1, 2) for (3,)" for name in names])
     faults = [f"missing: {listed}", f"of another shape: {shapes}", f"unexpected: {listed}", "the file is odd"]
-    assert refused.value.details["faults"].split("; ") == faults
+    assert "; ".join(faults) in str(refused.value)
 
 
 def test_offloaded_weights_are_not_missing():
@@ -109,15 +109,14 @@ def test_wrong_weights_are_rejected(damaged, change, faults):
     import recnmt_hf.inference.pipeline  # noqa: F401 - registers the task
 
     folder = damaged(change)
-    code = "model.wrong_weights" if faults else "model.weights_not_finite"
+    code = "do not match its config.json" if faults else "These weights are NaN or infinite"
     for load in (
         lambda: Translator.from_pretrained(folder, device="cpu"),
         lambda: transformers.pipeline("recnmt-translation", model=str(folder), device="cpu"),
     ):
         with rejects(code) as refused:
             load()
-        details = refused.value.details
-        assert faults in details["faults"] if faults else details["names"] == WEIGHT
+        assert (faults or WEIGHT) in str(refused.value)
 
 
 def test_commands_reject_them_too(damaged, monkeypatch, capsys, tmp_path):
@@ -126,7 +125,7 @@ def test_commands_reject_them_too(damaged, monkeypatch, capsys, tmp_path):
     folder = damaged(lambda weights: weights.pop(WEIGHT))
     (tmp_path / "in").write_text("The dog sleeps.\n")
     assert main(["translate", str(folder), "-i", str(tmp_path / "in"), "--device", "cpu"]) == 2
-    assert "[model.wrong_weights]" in capsys.readouterr().err
+    assert "do not match its config.json" in capsys.readouterr().err
 
 
 def test_errors_replace_the_report_of_transformers(damaged):
@@ -141,9 +140,9 @@ def test_errors_replace_the_report_of_transformers(damaged):
     handler.emit = records.append
     logger.addHandler(handler)
     try:
-        with rejects("model.wrong_weights"):
+        with rejects("do not match its config.json"):
             Translator.from_pretrained(folder, device="cpu")
-        with rejects("model.wrong_weights"):
+        with rejects("do not match its config.json"):
             transformers.pipeline("recnmt-translation", model=str(folder), device="cpu")
         assert not records
         Translator.from_pretrained(folder, device="cpu", check=False)
@@ -155,7 +154,7 @@ def test_errors_replace_the_report_of_transformers(damaged):
 def test_checks_can_be_disabled(damaged):
     folder = damaged(with_value(float("nan")))
     translator = Translator.from_pretrained(folder, device="cpu", check=False)
-    with rejects("model.weights_not_finite"):
+    with rejects("These weights are NaN or infinite"):
         Translator(translator.model, translator.tokenizer)
 
 
@@ -166,7 +165,7 @@ def test_computed_tables_and_infinite_biases_are_accepted(damaged):
     translator.model.register_buffer("bias", torch.tensor([0.0, -torch.inf]))
     check_weights(translator.model)
     translator.model.bias[0] = torch.nan
-    with rejects("model.weights_not_finite"):
+    with rejects("These weights are NaN or infinite"):
         check_weights(translator.model)
 
 
@@ -174,10 +173,10 @@ def test_parameters_without_values(tokenizer):
     config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
     with torch.device("meta"):
         model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
-    with rejects("model.weights_without_values"):
+    with rejects("These weights have no values"):
         Translator(model, tokenizer)
     nothing = {"missing_keys": set(), "mismatched_keys": set(), "unexpected_keys": set(), "error_msgs": []}
-    with rejects("model.wrong_weights"):
+    with rejects("do not match its config.json"):
         check_loading(model, nothing)
     model.hf_device_map = {"": "disk"}  # offloaded until they are needed
     check_loading(model, nothing)
@@ -188,7 +187,7 @@ def test_every_data_type_is_checked(tiny_folder, dtype):
     model = Translator.from_pretrained(tiny_folder, device="cpu", dtype=dtype).model
     assert model.dtype == dtype
     model.get_encoder().layers[0].fc1.bias.data[3] = torch.inf
-    with rejects("model.weights_not_finite"):
+    with rejects("These weights are NaN or infinite"):
         check_weights(model)
 
 
@@ -198,7 +197,7 @@ def test_every_data_type_is_checked(tiny_folder, dtype):
 def test_a_foreign_smaller_tokenizer(tiny_folder, smaller, tmp_path):
     folder = shutil.copytree(tiny_folder, tmp_path / "model")
     smaller.save_pretrained(folder)
-    with rejects("tokenizer.other_size", "source tokenizer"):
+    with rejects(field="source tokenizer"):
         Translator.from_pretrained(folder, device="cpu")
     assert len(Translator.from_pretrained(folder, device="cpu", check=False)(["The dog."], beams=1)) == 1
 
@@ -213,7 +212,7 @@ def test_padded_vocabularies_are_accepted(tokenizer, rows):
 def test_large_differences_of_size_are_rejected(tokenizer, rows):
     config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=rows)
     model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
-    with rejects("tokenizer.other_size", "source tokenizer"):
+    with rejects(field="source tokenizer"):
         Translator(model, tokenizer)
     stamp_tokenizers(model.config, tokenizer)  # unless its stamp matches
     Translator(model, tokenizer)
@@ -229,9 +228,9 @@ def test_a_trained_model_knows_its_tokenizers(tokenizer, smaller, other, tmp_pat
     model.save_pretrained(tmp_path)
     model = recnmt_hf.NMTTransformerForConditionalGeneration.from_pretrained(tmp_path)
     for foreign in (other, smaller):
-        with rejects("tokenizer.other_symbols", "source tokenizer"):
+        with rejects(field="source tokenizer"):
             Translator(model, foreign)
-        with rejects("tokenizer.other_symbols", "target tokenizer"):
+        with rejects(field="target tokenizer"):
             Translator(model, tokenizer, foreign)
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     longer = transformers.AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
@@ -262,9 +261,9 @@ def test_a_tokenizer_that_encodes_differently(corpus, tmp_path, kind):
         changed_tokenizer(tokenizer, tmp_path, post_processor=None),
     ]
     for other in others:
-        with rejects("tokenizer.other_encoding", "source tokenizer"):
+        with rejects(field="source tokenizer"):
             Translator(model, other)
-        with rejects("tokenizer.other_encoding", "target tokenizer"):
+        with rejects(field="target tokenizer"):
             Translator(model, tokenizer, other)
     for side in model.config.tokenizer_stamps.values():
         del side["behaviour"]
@@ -286,7 +285,7 @@ def test_settings_of_generate_that_contradict_the_model(tiny_folder, tmp_path, n
     folder = shutil.copytree(tiny_folder, tmp_path / "model")
     fields = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**fields, name: 9}))
-    with rejects("model.other_control_token", name):
+    with rejects(field=name):
         Translator.from_pretrained(folder, device="cpu")
     if name == "eos_token_id":  # several end tokens are allowed
         (folder / "generation_config.json").write_text(json.dumps({**fields, name: [9, fields[name]]}))
@@ -301,16 +300,13 @@ def test_token_ids_in_the_settings_of_generate_are_numbers(tiny_folder, tmp_path
         (folder / "generation_config.json").write_text(json.dumps({**fields, name: value}))
         with pytest.raises(UserError) as refused:
             Translator.from_pretrained(folder, device="cpu")
-        assert (refused.value.code, refused.value.field) in (
-            ("model.token_ids", name),
-            ("model.not_loaded", str(folder)),
-        )
+        assert refused.value.field in (name, str(folder))
 
 
 def test_a_model_without_an_end_token(tiny_folder):
     translator = Translator.from_pretrained(tiny_folder, device="cpu")
     translator.model.config.eos_token_id = translator.model.generation_config.eos_token_id = None
-    with rejects("model.no_end_token", "eos_token_id"):
+    with rejects(field="eos_token_id"):
         Translator(translator.model, translator.tokenizer)
     unchecked = Translator(translator.model, translator.tokenizer, check=False)
     (translation,) = unchecked(["The dog."], max_new_tokens=5)
@@ -330,7 +326,7 @@ def test_training_stamps_the_tokenizers(tokenizer, other):
     (config,) = stage_configs(ModelSection(preset="tiny"), TokenizerPair(tokenizer))
     model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
     Translator(model, tokenizer)
-    with rejects("tokenizer.other_symbols", "source tokenizer"):
+    with rejects(field="source tokenizer"):
         Translator(model, other)
 
 
@@ -349,30 +345,30 @@ def test_padding_ids_must_agree(corpus, tokenizer, smaller):
     from recnmt_hf.training.trainer import TranslationTrainer
 
     source = with_padding(corpus, "<s>")
-    with rejects("tokenizer.padding_ids"):
+    with rejects("Use tokenizers with the same padding"):
         stage_configs(ModelSection(preset="tiny"), TokenizerPair(source, smaller))
     config = recnmt_hf.NMTTransformerConfig.from_preset(
         "tiny", vocab_size=len(source), decoder_vocab_size=len(smaller), share_encoder_decoder_embeddings=False
     )
     model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
-    with rejects("tokenizer.padding_ids"):
+    with rejects("Use tokenizers with the same padding"):
         Translator(model, source, smaller)
-    with rejects("tokenizer.padding_ids"):
+    with rejects("Use tokenizers with the same padding"):
         TranslationTrainer(model, TranslationTrainingArguments("out"), tokenizer=source, target_tokenizer=smaller)
-    with rejects("tokenizer.padding_ids") as refused:
+    with rejects("Use tokenizers with the same padding") as refused:
         Translator(model, source)
-    assert refused.value.details["ids"] == "source tokenizer 1, target tokenizer 1, model 0"
+    assert "source tokenizer 1, target tokenizer 1, model 0" in str(refused.value)
     Translator(model, smaller)
 
 
 def test_special_tokens_of_another_model(tokenizer, corpus):
     config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer), eos_token_id=7)
     model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
-    with rejects("tokenizer.other_end", "target tokenizer"):
+    with rejects(field="target tokenizer"):
         TokenizerPair(tokenizer).check(model)
     without = recnmt_hf.train_tokenizer(text(corpus), "bpe", 300)
     without.pad_token = None
-    with rejects("tokenizer.no_padding", "source tokenizer"):
+    with rejects(field="source tokenizer"):
         TokenizerPair(without, tokenizer).check(model, strict=False)
 
 

@@ -134,12 +134,12 @@ def test_long_translations_with_negative_penalties(translator, sentences):
     options = {"beams": 2, "length_penalty_type": "hf", "max_length_factor": 0, "max_length_extra": 120}
     (found,) = translator(sentences[:1], **options, length_penalty=-5, min_new_tokens=110)
     assert len(found.hypotheses[0].tokens) >= 110 and found.score < -1e9
-    with rejects("option.value", "length_penalty"):
+    with rejects(field="length_penalty"):
         translator(sentences[:1], length_penalty=-6)
 
 
 def test_guidance_is_rejected_by_its_name(translator, sentences):
-    with rejects("generate.rejected", "generate") as error:
+    with rejects(field="generate") as error:
         translator(sentences[:1], generate={"guidance_scale": 1.5})
     assert "guidance_scale" in str(error.value)
 
@@ -270,23 +270,23 @@ def test_a_prefix_of_a_split_sentence_begins_its_first_part(translator, sentence
 @pytest.mark.parametrize(
     ("prefixes", "code", "field"),
     [
-        (["Der"], "prefix.counts_differ", "prefixes"),
-        (["Der", "", "Die"], "prefix.counts_differ", "sentences"),
-        (["Der", 5], "sentence.not_text", "Sentence 2: prefix"),
-        (["Der " * 200, ""], "prefix.too_long", "Sentence 1: prefix"),
+        (["Der"], "There are only", "prefixes"),
+        (["Der", "", "Die"], "There are only", "sentences"),
+        (["Der", 5], "is", "Sentence 2: prefix"),
+        (["Der " * 200, ""], "tokens, but the model can generate only", "Sentence 1: prefix"),
     ],
 )
 def test_wrong_prefixes_are_rejected(translator, sentences, prefixes, code, field):
-    with rejects(code, field):
+    with rejects(code, field=field):
         translator(sentences[:2], prefixes)
 
 
 def test_sentences_and_prefixes_must_be_lists_of_text(translator):
-    with rejects("sentence.not_a_list", "prefixes"):
+    with rejects(field="prefixes"):
         list(translator.translate(["a"], prefixes="Der"))
-    with rejects("sentence.not_a_list", "sentences"):
+    with rejects(field="sentences"):
         list(translator.translate(5))
-    with rejects("sentence.not_text", "Sentence 2"):
+    with rejects(field="Sentence 2"):
         translator(["a", None], ["", ""], beams=1, max_length_extra=1)
 
 
@@ -296,10 +296,10 @@ def test_samples_of_one_seed_differ_between_buffers(translator, sentences):
 
 
 def test_a_prefix_of_an_empty_sentence(translator):
-    with rejects("prefix.of_empty_sentence", "Sentence 1"):
+    with rejects(field="Sentence 1"):
         translator([" "], ["Der"])
     assert translator([" "], [" "])[0].text == ""
-    with rejects("sentence.not_a_list", "prefixes"):
+    with rejects(field="prefixes"):
         list(translator.translate([" "], prefixes="Der"))
 
 
@@ -309,33 +309,33 @@ def test_a_prefix_of_an_empty_sentence(translator):
 @pytest.mark.parametrize(
     ("options", "code", "name"),
     [
-        ({"no_repeat_ngram_sise": 3}, "option.unknown", "no_repeat_ngram_sise"),
-        ({"input_ids": 3}, "option.unknown", "input_ids"),
-        ({"num_beams": 3}, "generate.set_by_option", "num_beams"),
-        ({"max_new_tokens": 3}, "generate.set_by_option", "max_new_tokens"),
-        ({"length_penalty": 3}, "generate.set_by_option", "length_penalty"),
-        ({"eos_token_id": 3}, "generate.not_settable", "eos_token_id"),
-        ({"output_scores": True}, "generate.not_settable", "output_scores"),
-        ({"temperature": 0.5}, "generate.rejected", None),
-        ({"cache_implementation": "none"}, "generate.rejected", None),
-        ({"do_sample": "maybe"}, "option.value", "do_sample"),
-        ({"early_stopping": "always"}, "option.value", "early_stopping"),
-        ({"use_cache": 1}, "option.value", "use_cache"),
-        ({"no_repeat_ngram_size": "x"}, "option.value", "no_repeat_ngram_size"),
-        ({"min_length": -3}, "option.value", "min_length"),
-        ({"min_new_tokens": 1.5}, "option.value", "min_new_tokens"),
-        ({"prefill_chunk_size": 2}, "generate.not_settable", "prefill_chunk_size"),
-        ({"repetition_penalty": -1.0}, "option.value", "repetition_penalty"),
-        ({"do_sample": True, "temperature": 0}, "option.value", "temperature"),
-        ({"do_sample": True, "top_k": -1}, "option.value", "top_k"),
-        ({"do_sample": True, "top_p": 2}, "option.value", "top_p"),
-        ({"forced_bos_token_id": "a"}, "option.value", "forced_bos_token_id"),
-        ({"forced_bos_token_id": [5]}, "option.value", "forced_bos_token_id"),
-        ({"forced_eos_token_id": [2, -1]}, "option.value", "forced_eos_token_id"),
+        ({"no_repeat_ngram_sise": 3}, "There is no field", "no_repeat_ngram_sise"),
+        ({"input_ids": 3}, "There is no field", "input_ids"),
+        ({"num_beams": 3}, "is controlled by the option", "num_beams"),
+        ({"max_new_tokens": 3}, "is controlled by the option", "max_new_tokens"),
+        ({"length_penalty": 3}, "is controlled by the option", "length_penalty"),
+        ({"eos_token_id": 3}, "cannot be set, because the translator", "eos_token_id"),
+        ({"output_scores": True}, "cannot be set, because the translator", "output_scores"),
+        ({"temperature": 0.5}, "was rejected by", None),
+        ({"cache_implementation": "none"}, "was rejected by", None),
+        ({"do_sample": "maybe"}, "is not allowed; it must be", "do_sample"),
+        ({"early_stopping": "always"}, "is not allowed; it must be", "early_stopping"),
+        ({"use_cache": 1}, "is not allowed; it must be", "use_cache"),
+        ({"no_repeat_ngram_size": "x"}, "is not allowed; it must be", "no_repeat_ngram_size"),
+        ({"min_length": -3}, "is not allowed; it must be", "min_length"),
+        ({"min_new_tokens": 1.5}, "is not allowed; it must be", "min_new_tokens"),
+        ({"prefill_chunk_size": 2}, "cannot be set, because the translator", "prefill_chunk_size"),
+        ({"repetition_penalty": -1.0}, "is not allowed; it must be", "repetition_penalty"),
+        ({"do_sample": True, "temperature": 0}, "is not allowed; it must be", "temperature"),
+        ({"do_sample": True, "top_k": -1}, "is not allowed; it must be", "top_k"),
+        ({"do_sample": True, "top_p": 2}, "is not allowed; it must be", "top_p"),
+        ({"forced_bos_token_id": "a"}, "is not allowed; it must be", "forced_bos_token_id"),
+        ({"forced_bos_token_id": [5]}, "is not allowed; it must be", "forced_bos_token_id"),
+        ({"forced_eos_token_id": [2, -1]}, "is not allowed; it must be", "forced_eos_token_id"),
     ],
 )
 def test_wrong_settings_of_generate_are_rejected(options, code, name):
-    with rejects(code, f"generate.{name}" if name else "generate"):
+    with rejects(code, field=f"generate.{name}" if name else "generate"):
         DecodingOptions(generate=options)
 
 
@@ -357,7 +357,7 @@ def test_integers_of_generate_may_be_written_as_floats():
     ],
 )
 def test_settings_that_generate_rejects_later(translator, options):
-    with rejects("generate.rejected", "generate"):
+    with rejects(field="generate"):
         translator(["a b c"], generate=options, beams=1)
 
 
@@ -368,9 +368,8 @@ def test_settings_that_generate_rejects_later(translator, options):
 def test_settings_of_a_model_that_generate_rejects(translator, monkeypatch, settings):
     for name, value in settings.items():
         monkeypatch.setattr(translator.model.generation_config, name, value)
-    with rejects("generate.rejected", "generation_config.json") as error:
+    with rejects(field="generation_config.json"):
         translator(["a b c"], beams=1)
-    assert error.value.value == settings
 
 
 def test_errors_of_a_user_s_own_processor_remain(translator):
@@ -408,18 +407,18 @@ def test_forced_ends_do_not_depend_on_the_batch(translator):
 
 
 def test_options_of_another_type(translator):
-    with rejects("option.not_options"):
+    with rejects("Pass DecodingOptions(...), or single"):
         translator.translate(["a"], {"beams": 1}).__next__()
 
 
 def test_contradictions():
-    with rejects("option.seed_without_sampling", "seed"):
+    with rejects(field="seed"):
         DecodingOptions(seed=1)
-    with rejects("option.too_many_hypotheses", "num_hypotheses"):
+    with rejects(field="num_hypotheses"):
         DecodingOptions(num_hypotheses=5, generate={"do_sample": True})
     assert DecodingOptions(num_hypotheses=5, beams=1, generate={"do_sample": True}).num_hypotheses == 5
     assert DecodingOptions(beams=2, generate={"early_stopping": True}).beams == 2
-    with rejects("generate.rejected", "generate"):
+    with rejects(field="generate"):
         DecodingOptions(beams=1, generate={"early_stopping": True})
     assert {"do_sample", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids"} <= names_of_generate()
 
@@ -444,27 +443,37 @@ def test_names_of_transformers_are_converted():
 @pytest.mark.parametrize(
     ("changes", "code", "field", "detail"),
     [
-        ({"beams": 2, "num_beams": 2}, "option.given_twice", "num_beams", "beams"),
-        ({"max_length_extra": 2, "max_new_tokens": 2}, "option.given_twice", "max_new_tokens", "max_length_extra"),
-        ({"buffe": 2}, "option.unknown", "buffe", "use buffer"),
-        ({"num_beam": 2}, "option.unknown", "num_beam", "use num_beams"),
-        ({"top_kk": 2}, "option.unknown", "top_kk", "use top_k"),
-        ({"qqqq": 2}, "option.unknown", "qqqq", "use a field of DecodingOptions or of transformers' GenerationConfig"),
-        ({"beams": 2, "num_hypotheses": 3}, "option.too_many_hypotheses", "num_hypotheses", 2),
-        ({"max_length_factor": 0, "max_length_extra": 0}, "option.no_length", "max_length_extra", None),
-        ({"alignments": True, "on_long": "split"}, "option.alignments_of_parts", "alignments", None),
+        ({"beams": 2, "num_beams": 2}, "set the same option", "num_beams", "beams"),
+        ({"max_length_extra": 2, "max_new_tokens": 2}, "set the same option", "max_new_tokens", "max_length_extra"),
+        ({"buffe": 2}, "There is no field", "buffe", "Use buffer"),
+        ({"num_beam": 2}, "There is no field", "num_beam", "Use num_beams"),
+        ({"top_kk": 2}, "There is no field", "top_kk", "Use top_k"),
+        (
+            {"qqqq": 2},
+            "There is no field",
+            "qqqq",
+            "Use a field of DecodingOptions or of transformers' GenerationConfig",
+        ),
+        ({"beams": 2, "num_hypotheses": 3}, "must not exceed beams=", "num_hypotheses", 2),
+        (
+            {"max_length_factor": 0, "max_length_extra": 0},
+            "with max_length_factor=0 allows no token",
+            "max_length_extra",
+            None,
+        ),
+        ({"alignments": True, "on_long": "split"}, "=true is not supported with", "alignments", None),
         (
             {"generate": {"zzzz": 1}},
-            "option.unknown",
+            "There is no field",
             "generate.zzzz",
-            "use a field of DecodingOptions or of transformers' GenerationConfig",
+            "Use a field of DecodingOptions or of transformers' GenerationConfig",
         ),
     ],
 )
 def test_wrong_names_and_contradictions_are_rejected(changes, code, field, detail):
-    with rejects(code, field) as refused:
+    with rejects(code, field=field) as refused:
         decoding_options(None, changes)
-    assert [*refused.value.details.values(), None][0] == detail
+    assert str(detail or "") in str(refused.value)
 
 
 def test_errors_of_transformers_are_shortened_to_their_reason():
@@ -474,7 +483,7 @@ def test_errors_of_transformers_are_shortened_to_their_reason():
         ("something:", "something:"),
         ("", "no reason is given"),
     ):
-        assert rejected_settings({}, "transformers", ValueError(complaint)).details["reason"] == expected
+        assert expected in str(rejected_settings({}, "transformers", ValueError(complaint)))
 
 
 def test_recipes_accept_settings_of_generate(tmp_path):
@@ -485,5 +494,5 @@ def test_recipes_accept_settings_of_generate(tmp_path):
     recipe = Recipe.from_file(file, ["decoding.generate.repetition_penalty=1.5"])
     expected = {"no_repeat_ngram_size": 3, "repetition_penalty": 1.5}
     assert recipe.decoding == DecodingOptions(beams=2, generate=expected)
-    with rejects("option.unknown", "decoding.generate.top"):
+    with rejects(field="decoding.generate.top"):
         Recipe.from_file(file, ["decoding.generate.top=3"])

@@ -169,20 +169,20 @@ def test_prefixes(pipe, sentences):
 @pytest.mark.parametrize(
     ("inputs", "options", "code", "field"),
     [
-        ("a", {"num_beam": 2}, "option.unknown", "num_beam"),
-        ("a", {"num_beams": 2, "beams": 3}, "option.given_twice", "num_beams"),
-        ("a", {"max_new_tokens": 2, "max_length_extra": 3}, "option.given_twice", "max_new_tokens"),
-        ("a", {"num_beams": 0}, "option.value", "beams"),
-        ("a", {"top_k": 3}, "generate.rejected", "generate"),
-        (5, {}, "sentence.not_text", "The sentence"),
-        ({"source": "a"}, {}, "sentence.wrong_keys", None),
-        ({"prefix": "a"}, {}, "sentence.wrong_keys", None),
-        ({"text": "a", "lang": "en"}, {}, "sentence.wrong_keys", None),
-        ({}, {}, "sentence.wrong_keys", None),
-        ("a " * 500, {}, "sentence.too_long", "The sentence"),
-        ("a b c", {"max_source_length": 2}, "sentence.too_long", "The sentence"),
+        ("a", {"num_beam": 2}, "There is no field", "num_beam"),
+        ("a", {"num_beams": 2, "beams": 3}, "set the same option", "num_beams"),
+        ("a", {"max_new_tokens": 2, "max_length_extra": 3}, "set the same option", "max_new_tokens"),
+        ("a", {"num_beams": 0}, "is not allowed; it must be", "beams"),
+        ("a", {"top_k": 3}, "was rejected by", "generate"),
+        (5, {}, "is", "The sentence"),
+        ({"source": "a"}, {}, "Models that read trees also accept", None),
+        ({"prefix": "a"}, {}, "Models that read trees also accept", None),
+        ({"text": "a", "lang": "en"}, {}, "Models that read trees also accept", None),
+        ({}, {}, "Models that read trees also accept", None),
+        ("a " * 500, {}, "Shorten it, or set on_long (--on-long)", "The sentence"),
+        ("a b c", {"max_source_length": 2}, "Shorten it, or set on_long (--on-long)", "The sentence"),
     ],
 )
 def test_wrong_inputs_are_rejected(pipe, inputs, options, code, field):
-    with rejects(code, field):
+    with rejects(code, field=field):
         pipe(inputs, **options)

@@ -274,11 +274,11 @@ def test_wide_int8_layers(monkeypatch, bias):
 @pytest.mark.parametrize(
     ("settings", "code", "field"),
     [
-        ({"quantization": "int4"}, "option.value", "quantization"),
-        ({"quantization": "int8", "dtype": "bfloat16"}, "quantization.on_cpu_in_float32", "dtype"),
-        ({"quantization": "int8", "device": "cuda"}, "quantization.on_cpu_in_float32", "device"),
+        ({"quantization": "int4"}, "is not allowed; it must be", "quantization"),
+        ({"quantization": "int8", "dtype": "bfloat16"}, "is not supported with int8 quantization", "dtype"),
+        ({"quantization": "int8", "device": "cuda"}, "is not supported with int8 quantization", "device"),
     ],
 )
 def test_unsupported_quantizations_are_rejected(tiny_folder, settings, code, field):
-    with rejects(code, field):
+    with rejects(code, field=field):
         recnmt_hf.Translator.from_pretrained(tiny_folder, **settings)

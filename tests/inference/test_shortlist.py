@@ -81,7 +81,7 @@ def test_a_changed_file_is_read_again(translator, every_token, sentences, tmp_pa
     path.write_text(Path(every_token).read_text())
     translator(sentences[:1], **SETTINGS, shortlist=str(path))
     path.write_text("garbage\n")
-    with rejects("shortlist.line"):
+    with rejects("Write `target source probability`"):
         translator(sentences[:1], **SETTINGS, shortlist=str(path))
 
 
@@ -119,11 +119,11 @@ def test_a_list_made_by_the_attention(translator, corpus, tmp_path, monkeypatch)
     assert write_shortlist(tmp_path / "joiners", translator, sources, targets) == lines
     spaced = {f"{name} ": id for name, id in translator.target_tokenizer.get_vocab().items()}
     monkeypatch.setattr(translator.target_tokenizer, "get_vocab", lambda: spaced)
-    with rejects("shortlist.spaces"):
+    with rejects("which contains a space or ends a line"):
         write_shortlist(tmp_path / "spaced", translator, sources, targets)
     monkeypatch.undo()
     assert not (tmp_path / "spaced").exists()
-    with rejects("alignment.out_of_range", "head"):
+    with rejects(field="head"):
         write_shortlist(tmp_path / "99", translator, sources, targets, head=99)
     shortlist = Shortlist.read(tmp_path / "lex.gz", translator.tokenizers, first=0, best=10**6)
     assert sum(map(len, shortlist.translations.values())) == lines > 0
@@ -146,18 +146,18 @@ def test_mistakes(translator, tiny_folder, every_token, tmp_path, monkeypatch):
     nan = tmp_path / "nan"
     nan.write_text("Hund dog nan\n")
     for path, code in (
-        (other, "shortlist.other_vocabulary"),
-        (wrong, "shortlist.line"),
-        (nan, "shortlist.line"),
-        (tmp_path / "no", "file.missing"),
+        (other, "Make it with `recnmt align --shortlist`"),
+        (wrong, "Write `target source probability`"),
+        (nan, "Write `target source probability`"),
+        (tmp_path / "no", "does not exist"),
     ):
         with rejects(code):
             translator("The dog sleeps.", shortlist=str(path))
-    with rejects("shortlist.search"):
+    with rejects("cannot be combined with sampling or"):
         translator("The dog sleeps.", shortlist=every_token, do_sample=True, beams=1)
     ensemble = recnmt_hf.Translator.from_pretrained([tiny_folder, tiny_folder], device="cpu")
-    with rejects("shortlist.backend"):
+    with rejects("is not supported by a model that is"):
         ensemble("The dog sleeps.", shortlist=every_token)
     monkeypatch.setattr(translator.model, "lm_head", torch.nn.Sequential(translator.model.lm_head))
-    with rejects("shortlist.output_layer"):
+    with rejects("does not support shortlists: its output"):
         translator("The dog sleeps.", shortlist=every_token)

@@ -135,11 +135,11 @@ def test_scores_by_one_sentence_at_a_time(translator, corpus):
         labels = torch.tensor([translator.encode_target(pair.de).ids])
         loss = translator.model(torch.tensor([translator.encode_source(pair.en).ids]), labels=labels).loss
         assert score.log_prob == pytest.approx(-loss.item() * labels.shape[1], rel=1e-9)
-    with rejects("pair.counts_differ", "translations"):
+    with rejects(field="translations"):
         translator.score(["a", "b"], ["c"])
-    with rejects("sentence.not_a_list", "sources"):
+    with rejects(field="sources"):
         translator.score("ab", ["c", "d"])
-    with rejects("pair.empty", "Pair 2: source"):
+    with rejects(field="Pair 2: source"):
         translator.score(["a", " "], ["c", "d"])
 
 
@@ -241,7 +241,7 @@ def test_empty_sentences_have_empty_translations(translator, sentences):
 def test_long_sentences_are_rejected_or_split(translator, sentences):
     long = " ".join(sentences)
     limit = max(len(translator.encode_source(s)) for s in sentences)
-    with rejects("sentence.too_long", "Sentence 2"):
+    with rejects(field="Sentence 2"):
         translator([sentences[0], long], max_source_length=limit, split_sentences="never")
     whole = {"split_sentences": "never", "beams": 2, "max_length_extra": 3}
     split = translator([long, sentences[0]], max_source_length=limit, on_long="split", **whole)
@@ -261,7 +261,7 @@ def test_long_sentences_are_rejected_or_split(translator, sentences):
     texts = [translator.tokenizer.decode(piece.ids, skip_special_tokens=False) for piece in pieces]
     assert len(texts) > 2 and all(text.count("http") == text.count("see") for text in texts if "http" in text)
     beyond = " ".join(sentences * 20)
-    with rejects("sentence.too_long", "Sentence 1"):
+    with rejects(field="Sentence 1"):
         translator([beyond], split_sentences="never")
 
 
@@ -319,7 +319,7 @@ def test_invisible_text_has_an_empty_translation(translator, sentences):
     assert all(each.hypotheses[0].tokens == [] and each.score == 0.0 for each in found[:-1])
     assert translator([NOTHING[0]], alignments=True)[0].hypotheses[0].alignment == []
     for text in NOTHING:
-        with rejects("pair.empty", "Pair 2: source"):
+        with rejects(field="Pair 2: source"):
             translator.score([sentences[0], text], ["a", "b"])
 
 
@@ -332,7 +332,7 @@ def test_a_source_without_tokens(translator, monkeypatch):
             translator, "encode_source", lambda sentence, direction=None, nothing=nothing: Tokens(nothing)
         )
         assert translator(["x"])[0].text == "" and translator.is_empty_source("x")
-        with rejects("pair.empty", "Pair 1: source"):
+        with rejects(field="Pair 1: source"):
             translator.score(["x"], ["a"])
 
 
@@ -374,7 +374,7 @@ def test_parts_are_joined_as_the_target_is_written(translator, monkeypatch, sour
 
 
 def test_a_single_character_beyond_the_limit_is_rejected(translator):
-    with rejects("sentence.cannot_split", "Sentence 2"):
+    with rejects(field="Sentence 2"):
         translator(["", "xyz"], max_source_length=1, on_long="split")
 
 
@@ -391,47 +391,47 @@ def test_unknown_tokens_are_reported_once(translator, sentences, caplog):
 @pytest.mark.parametrize(
     ("sentences", "code"),
     [
-        (["a", 5], "sentence.not_text"),
-        (["a", None], "sentence.not_text"),
-        (["a", "b \ud800"], "sentence.half_character"),
+        (["a", 5], "is"),
+        (["a", None], "is"),
+        (["a", "b \ud800"], "is an unpaired surrogate"),
     ],
 )
 def test_sentences_must_be_text(translator, sentences, code):
-    with rejects(code, "Sentence 2"):
+    with rejects(code, field="Sentence 2"):
         translator(sentences)
-    with rejects(code, "Pair 2: source"):
+    with rejects(code, field="Pair 2: source"):
         translator.score(sentences, ["a", "b"])
-    with rejects("sentence.not_a_list", "sentences"):
+    with rejects(field="sentences"):
         list(translator.translate("a text"))
 
 
 def test_unscorable_pairs_are_rejected(translator, sentences):
     long = " ".join(sentences * 20)
-    with rejects("pair.too_long", "Pair 2"):
+    with rejects(field="Pair 2"):
         translator.score(["a", long], ["a", "b"])
-    with rejects("pair.too_long", "Pair 2"):
+    with rejects(field="Pair 2"):
         translator.score(["a", "b"], ["a", long])
     assert len(translator.score(["a"], [[7] * 128])[0].token_log_probs) == 128
     for wrong in (-1, 400, 1.5):
-        with rejects("token.unknown_id", "Pair 1: translation"):
+        with rejects(field="Pair 1: translation"):
             translator.score(["a"], [[5, wrong]])
 
 
 @pytest.mark.parametrize(
     ("pair", "places", "code", "field"),
     [
-        ((" ", "b"), None, "pair.empty", "Pair 2: source"),
-        (("b", [400]), None, "token.unknown_id", "Pair 2: translation"),
-        (("b", ["5"]), None, "token.unknown_id", "Pair 2: translation"),
-        (("b", 1.5), None, "token.unknown_id", "Pair 2: translation"),
-        (("b", [7] * 200), None, "pair.too_long", "Pair 2"),
-        ((" ", "b"), ["one", "two"], "pair.empty", "two: source"),
-        (("b", "\ud800"), ["one", "two"], "sentence.half_character", "two: translation"),
-        (("b", [7] * 200), ["one", "two"], "pair.too_long", "two"),
+        ((" ", "b"), None, "is empty, so it cannot be scored or", "Pair 2: source"),
+        (("b", [400]), None, "is not a token id from 0 to", "Pair 2: translation"),
+        (("b", ["5"]), None, "is not a token id from 0 to", "Pair 2: translation"),
+        (("b", 1.5), None, "is not a token id from 0 to", "Pair 2: translation"),
+        (("b", [7] * 200), None, "tokens; the model's maximum is", "Pair 2"),
+        ((" ", "b"), ["one", "two"], "is empty, so it cannot be scored or", "two: source"),
+        (("b", "\ud800"), ["one", "two"], "is an unpaired surrogate", "two: translation"),
+        (("b", [7] * 200), ["one", "two"], "tokens; the model's maximum is", "two"),
     ],
 )
 def test_errors_name_the_place_of_a_pair(translator, pair, places, code, field):
-    with rejects(code, field):
+    with rejects(code, field=field):
         translator.score(["a", pair[0]], [[0, 399], pair[1]], places=places)
 
 
@@ -475,10 +475,10 @@ def test_a_row_ends_with_its_end_token_or_before_its_padding(translator, monkeyp
 )
 def test_options_of_a_wrong_type_or_range(translator, options):
     name = next(iter(options))
-    code = "option.unknown" if name == "beam" else "option.value"
-    with rejects(code, name):
+    code = "There is no field" if name == "beam" else "is not allowed; it must be"
+    with rejects(code, field=name):
         translator(["a"], **options)
-    with rejects(code, name):
+    with rejects(code, field=name):
         translator.score(["a"], ["b"], **options)
 
 
@@ -486,22 +486,22 @@ def test_a_penalty_may_be_negative():
     from recnmt_hf.inference import length_penalty
 
     assert DecodingOptions(length_penalty=-1.0, length_penalty_type="hf").penalty() == -1.0
-    with rejects("option.value", "length_penalty"):
+    with rejects(field="length_penalty"):
         length_penalty("hf", float("nan"))
 
 
 def test_wrong_options():
-    with rejects("option.too_many_hypotheses", "num_hypotheses"):
+    with rejects(field="num_hypotheses"):
         DecodingOptions(num_hypotheses=5)
-    with rejects("option.value", "beams"):
+    with rejects(field="beams"):
         DecodingOptions(beams=0)
-    with rejects("option.value", "length_penalty_type"):
+    with rejects(field="length_penalty_type"):
         DecodingOptions(length_penalty_type="gnmt")
-    with rejects("option.alignments_of_parts", "alignments"):
+    with rejects(field="alignments"):
         DecodingOptions(alignments=True, on_long="split")
-    with rejects("option.value", "max_length_extra"):
+    with rejects(field="max_length_extra"):
         DecodingOptions(max_length_extra=-10)
-    with rejects("option.value", "on_long"):
+    with rejects(field="on_long"):
         DecodingOptions(on_long="cut")
 
 
@@ -530,7 +530,7 @@ def test_works_for_other_models_of_transformers(tokenizer, sentences, name):
     translator = Translator(model.eval(), tokenizer)
     assert len(translator(sentences[:2], beams=2, max_length_extra=3)) == 2
     assert len(translator.score(["a"], [[5, len(tokenizer) - 1]])[0].token_log_probs) == 2
-    with rejects("token.unknown_id", "Pair 1: translation"):
+    with rejects(field="Pair 1: translation"):
         translator.score(["a"], [[5, len(tokenizer)]])
 
 
@@ -538,9 +538,9 @@ def test_works_for_other_models_of_transformers(tokenizer, sentences, name):
 
 
 def test_wrong_path(tmp_path):
-    with rejects("model.missing", kind=MissingFileError):
+    with rejects("Pass the folder of a run or from", kind=MissingFileError):
         Translator.from_pretrained(tmp_path)
-    with rejects("model.missing", kind=MissingFileError):
+    with rejects("Pass the folder of a run or from", kind=MissingFileError):
         Translator.from_pretrained(tmp_path / "nowhere")
 
 
@@ -548,7 +548,7 @@ def test_truncated_weights(tiny_folder, tmp_path):
     folder = shutil.copytree(tiny_folder, tmp_path / "model")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    with rejects("weights.damaged", str(folder)):
+    with rejects(field=str(folder)):
         Translator.from_pretrained(folder)
 
 
@@ -556,13 +556,13 @@ def test_pickled_weights_are_not_read(tiny_folder, tmp_path):
     folder = shutil.copytree(tiny_folder, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     torch.save({"model.shared.weight": torch.zeros(1)}, folder / "pytorch_model.bin")
-    with rejects("model.not_loaded", str(folder)):
+    with rejects(field=str(folder)):
         Translator.from_pretrained(folder)
 
 
 def test_wrong_vocabulary(tiny_folder, tokenizer, tmp_path):
     config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=50)
-    with rejects("tokenizer.too_many_symbols", "source tokenizer"):
+    with rejects(field="source tokenizer"):
         Translator(recnmt_hf.NMTTransformerForConditionalGeneration(config), tokenizer)
 
 
@@ -588,7 +588,7 @@ def test_target_tokenizer_of_its_own(two_vocabularies, sentences):
     expected = [each.text for each in translator(sentences[:2], beams=2, max_length_extra=2)]
     most = len(target) - 1
     assert most != len(source) - 1 and len(translator.score(["a"], [[5, most]])[0].token_log_probs) == 2
-    with rejects("token.unknown_id", "Pair 1: translation"):
+    with rejects(field="Pair 1: translation"):
         translator.score(["a"], [[5, most + 1]])
     assert json.loads((folder / "config.json").read_text())["decoder_vocab_size"] == len(target)
     for given in ({}, {"target_tokenizer": target}):
@@ -611,7 +611,7 @@ def test_target_tokenizer_of_the_hub(two_vocabularies, tiny_folder, tmp_path, se
     if separate:
         # An unreadable one is not ignored.
         (cached / "snapshots" / ("a" * 40) / "target_tokenizer" / "tokenizer.json").write_text("{")
-        with rejects("model.not_loaded", "someone/pair"):
+        with rejects(field="someone/pair"):
             Translator.from_pretrained("someone/pair", device="cpu", **place)
 
 
@@ -680,7 +680,7 @@ def test_exported_folders_are_loaded_by_their_engine(tiny_folder, translator, mo
     damaged = copy.deepcopy(translator.model)
     damaged.lm_head.weight.data[7, 0] = float("nan")
     monkeypatch.setattr(loading, "OnnxModel", lambda *args: damaged)
-    with rejects("model.weights_not_finite"):
+    with rejects("These weights are NaN or infinite"):
         Translator.from_pretrained(tiny_folder, "cpu")
     Translator.from_pretrained(tiny_folder, "cpu", check=False)
     made.format = "ctranslate2"
@@ -690,7 +690,7 @@ def test_exported_folders_are_loaded_by_their_engine(tiny_folder, translator, mo
     Translator.from_pretrained(tiny_folder)
     assert seen[-1][2:] == (None, True)
     for given in ({"dtype": "float16"}, {"quantization": "int8"}):
-        with rejects("export.fixed_weights", *given):
+        with rejects(*given):
             Translator.from_pretrained(tiny_folder, **given)
 
 
@@ -699,12 +699,12 @@ def test_a_list_of_folders_is_an_ensemble(tiny_folder, sentences):
     assert type(two) is Translator and type(two.backend) is EnsembleBackend and two.task == one.task
     expected, found = (each(sentences[:2], beams=2, max_length_extra=2) for each in (one, two))
     assert [each.text for each in found] == [each.text for each in expected]
-    with rejects("model.not_inspectable"):
+    with rejects("which gives no alignments or attention"):
         two.inspected_model()
-    with rejects("ensemble.unsupported_member", "An ensemble"):
+    with rejects(field="An ensemble"):
         ensemble_of([one, two])
     for few in ([tiny_folder], []):
-        with rejects("ensemble.too_few"):
+        with rejects("An ensemble needs at least two models,"):
             Translator.from_pretrained(few)
 
 

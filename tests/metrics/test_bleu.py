@@ -117,9 +117,9 @@ def test_metric_classes(metric):
 
 
 def test_wrong_lengths():
-    with rejects("pair.counts_differ", "reference 1"):
+    with rejects(field="reference 1"):
         sacrebleu_score(HYPOTHESES, REFERENCES[:3])
-    with rejects("metric.nothing_to_score", "translations"):
+    with rejects(field="translations"):
         sacrebleu_score([], [[]])
 
 
@@ -132,7 +132,7 @@ def test_bins_by_length():
     assert empty[0][0] == "[0, 15]" and sum(count for _, count, _ in empty) == len(sources)
     by_letters = scores_by_length(["a b", "abcd e"] * 2, HYPOTHESES, REFERENCES, [3], length=len)
     assert [(name, count) for name, count, _ in by_letters] == [("(0, 3]", 2), ("(3, inf]", 2)]
-    with rejects("metric.edges", "edges"):
+    with rejects(field="edges"):
         scores_by_length(sources, HYPOTHESES, REFERENCES, [30, 15])
 
 
@@ -166,29 +166,29 @@ def test_tokenizer_of_bins_and_significance():
 
 
 def test_significance_needs_two_systems():
-    with rejects("metric.too_few_systems"):
+    with rejects("A comparison needs a baseline and at"):
         compare_systems({"a": HYPOTHESES}, REFERENCES)
-    with rejects("option.value", "method"):
+    with rejects(field="method"):
         compare_systems({"a": HYPOTHESES, "b": HYPOTHESES}, REFERENCES, "t-test")
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "field"),
     [
-        ({"samples": 0}, "option.value", "samples"),
-        ({"samples": -5}, "option.value", "samples"),
-        ({"samples": 10.5}, "option.value", "samples"),
-        ({"seed": -1}, "option.value", "seed"),
-        ({"seed": "x"}, "option.value", "seed"),
-        ({"tokenize": "klingon"}, "option.value", "tokenize"),
-        ({"references": []}, "metric.nothing_to_score", "references"),
-        ({"systems": [("a", HYPOTHESES), ("a", SECOND)]}, "metric.repeated_systems", None),
-        ({"systems": {"a": HYPOTHESES, "b": [None] * 4}}, "sentence.not_text", "translations, sentence 1"),
+        ({"samples": 0}, "is not allowed; it must be", "samples"),
+        ({"samples": -5}, "is not allowed; it must be", "samples"),
+        ({"samples": 10.5}, "is not allowed; it must be", "samples"),
+        ({"seed": -1}, "is not allowed; it must be", "seed"),
+        ({"seed": "x"}, "is not allowed; it must be", "seed"),
+        ({"tokenize": "klingon"}, "is not allowed; it must be", "tokenize"),
+        ({"references": []}, "is an empty list", "references"),
+        ({"systems": [("a", HYPOTHESES), ("a", SECOND)]}, "Several systems have the same name", None),
+        ({"systems": {"a": HYPOTHESES, "b": [None] * 4}}, "is", "translations, sentence 1"),
     ],
 )
 def test_wrong_comparisons_are_rejected(arguments, code, field):
     settings = {"systems": {"a": HYPOTHESES, "b": SECOND}, "references": REFERENCES, **arguments}
-    with rejects(code, field):
+    with rejects(code, field=field):
         compare_systems(**settings)
 
 
@@ -202,40 +202,40 @@ def test_comparison_of_pairs_and_of_few_samples():
 @pytest.mark.parametrize(
     ("references", "code", "field"),
     [
-        ("one text", "sentence.not_a_list", "reference 1"),
-        ([None] * 4, "sentence.not_text", "reference 1, sentence 1"),
-        ([["a"] * 4, "b"], "sentence.not_a_list", "reference 2"),
-        ([], "metric.nothing_to_score", "references"),
+        ("one text", "must be several sentences, got", "reference 1"),
+        ([None] * 4, "is", "reference 1, sentence 1"),
+        ([["a"] * 4, "b"], "must be several sentences, got", "reference 2"),
+        ([], "is an empty list", "references"),
     ],
 )
 def test_references_that_are_none(references, code, field):
-    with rejects(code, field):
+    with rejects(code, field=field):
         sacrebleu_score(HYPOTHESES, references)
 
 
 def test_tokenizers_that_cannot_be_used(monkeypatch):
     import sacrebleu
 
-    with rejects("option.value", "tokenize"):
+    with rejects(field="tokenize"):
         sacrebleu_score(HYPOTHESES, REFERENCES, tokenize="mecab")
-    with rejects("option.value", "tokenize"):
+    with rejects(field="tokenize"):
         Bleu().compute(predictions=HYPOTHESES, references=REFERENCES, tokenize="klingon")
 
     def lacks(name):
         raise RuntimeError("Please install mecab-python3.")
 
     monkeypatch.setattr(sacrebleu.metrics.bleu, "_get_tokenizer", lacks)
-    with rejects("metric.unusable_tokenizer", "tokenize"):
+    with rejects(field="tokenize"):
         sacrebleu_score(HYPOTHESES, REFERENCES, tokenize="ja-mecab")
 
 
 @pytest.mark.parametrize("edges", [[], [0, 5], [15, 15], [1.5], ["15"], [True]])
 def test_edges_that_are_none(edges):
-    with rejects("metric.edges" if all(type(edge) is int for edge in edges) else "option.value", "edges"):
+    with rejects(field="edges"):
         scores_by_length(["a"] * 4, HYPOTHESES, REFERENCES, edges)
 
 
 @pytest.mark.parametrize("language", ["german", "d", "", 5])
 def test_languages_are_codes(language):
-    with rejects("metric.language", "language"):
+    with rejects(field="language"):
         tokenized_bleu_score(HYPOTHESES, REFERENCES, language=language)

@@ -61,12 +61,12 @@ def test_seeds_within_bounds(seed, monkeypatch):
 
 def test_a_seed_beyond_the_bounds_is_refused():
     for seed in (0, 2**32):  # sacrebleu draws other samples each time if the seed is 0
-        with rejects("option.value", "seed"):
+        with rejects(field="seed"):
             compare_systems(SYSTEMS, REFERENCES, seed=seed)
 
 
 def test_only_names_that_come_twice_are_named():
-    with rejects("metric.repeated_systems"):
+    with rejects("Several systems have the same name"):
         compare_systems([(name, BASELINE) for name in "abcac"], REFERENCES)
 
 
@@ -154,9 +154,9 @@ def test_runs_against_all_exchanges():
     assert compare_runs(baseline, system, references, samples=4000) == pytest.approx(exact, abs=0.03)
     assert compare_runs(baseline, baseline, references, samples=10) == 1.0
     for runs in ([], system[:1]):
-        with rejects("metric.run_counts", "system"):
+        with rejects(field="system"):
             compare_runs(baseline, runs, references)
-    with rejects("pair.counts_differ"):
+    with rejects("entries, but"):
         compare_runs(baseline, [system[0], system[1][1:]], references)
 
 

@@ -78,11 +78,10 @@ def test_every_field_refuses_what_it_is_not(config_class):
     """Numbers in quotes, true where a number belongs, unknown names: rejected at creation and at assignment."""
     for name, hint in declared_fields(config_class).items():
         for value in LISTS.get(name) or WRONG[str if is_choice(hint) else hint]:
-            with rejects("config.wrong_value", field=name) as caught:
+            with rejects(field=name):
                 config_class(**{name: value})
-            assert repr(caught.value.value) == repr(value)
     for name, value in (("d_model", "512"), ("dropout", 1.5), ("scale_embedding", 1), ("use_cache", None)):
-        with rejects("config.wrong_value", field=name):
+        with rejects(field=name):
             setattr(config_class(), name, value)
 
 
@@ -96,7 +95,7 @@ def test_every_documented_value_is_taken(config_class):
         try:
             assert getattr(config_class(**{name: value}), name) == value
         except UserError as error:
-            assert error.code == "config.conflict", (name, value)  # it needs another field
+            assert "is not allowed with" in str(error), (name, value)  # it needs another field
 
 
 SEPARATE = {"share_encoder_decoder_embeddings": False}
@@ -160,14 +159,14 @@ WRONG_ALONE = [
 
 @pytest.mark.parametrize(("config_class", "fields", "field"), CONFLICTS)
 def test_what_does_not_go_together_is_refused(config_class, fields, field):
-    with rejects("config.conflict", field=field) as caught:
+    with rejects(field=field) as caught:
         config_class(**fields)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 @pytest.mark.parametrize(("config_class", "fields", "field"), WRONG_ALONE)
 def test_values_out_of_range_are_refused(config_class, fields, field):
-    with rejects("config.wrong_value", field=field):
+    with rejects(field=field):
         config_class(**fields)
 
 
@@ -177,7 +176,7 @@ def test_the_largest_values_are_taken():
     BiARNTransformerConfig(recurrence_encoder_layers=MOST_LAYERS, multi_column_rnn_layers=MOST_LAYERS)
     for name in ("relation_gp_layers", "relation_mlp_layers"):
         assert getattr(RNMTConfig(**{name: MOST_LAYERS}), name) == MOST_LAYERS
-        with rejects("config.wrong_value", field=name):
+        with rejects(field=name):
             RNMTConfig(**{name: MOST_LAYERS + 1})
 
 
@@ -203,9 +202,9 @@ def test_a_subclass_needs_no_decorator():
 
     assert Own().dropout == 0.3 and Own(own_size=7).own_size == 7
     for field, value in (("dropout", 1), ("d_model", "x")):
-        with rejects("config.wrong_value", field=field):
+        with rejects(field=field):
             Own(**{field: value})
-    with rejects("config.conflict", field="encoder_attention_heads"):
+    with rejects(field="encoder_attention_heads"):
         Own(encoder_attention_heads=7)
 
 

@@ -264,7 +264,7 @@ def test_gates_are_as_wide_as_their_kind_says():
 def test_masks_of_another_shape_are_refused():
     """Capsules read words, and a mask of queries and keys does not define which are real; other models accept it."""
     source, mask = torch.full((1, 3), 5), torch.zeros(1, 1, 3, 3, dtype=torch.float64)
-    with rejects("model.mask_shape", "attention_mask"):
+    with rejects(field="attention_mask"):
         TestGRET().model({"num_capsules": 2}).get_encoder()(source, mask)
     TestGRET().model({"use_global_state": False}).get_encoder()(source, mask)
 
@@ -416,21 +416,21 @@ def test_it_starts_from_a_baseline_and_is_one_without_its_vector():
 @pytest.mark.parametrize(
     ("fields", "code", "field"),
     [
-        ({"num_capsules": 0}, "config.wrong_value", "num_capsules"),
-        ({"routing_iterations": 0}, "config.wrong_value", "routing_iterations"),
-        ({"routing_softmax_axis": "words"}, "config.wrong_value", "routing_softmax_axis"),
-        ({"capsule_projection": "own"}, "config.wrong_value", "capsule_projection"),
-        ({"capsule_pooling": "max"}, "config.wrong_value", "capsule_pooling"),
-        ({"global_gate_type": "matrix"}, "config.wrong_value", "global_gate_type"),
-        ({"global_gate": 1}, "config.wrong_value", "global_gate"),
-        ({"capsule_dim": 0}, "config.wrong_value", "capsule_dim"),
-        ({"global_ffn_dim": -3}, "config.wrong_value", "global_ffn_dim"),
-        ({"num_capsules": 10**9}, "config.wrong_value", "num_capsules"),
+        ({"num_capsules": 0}, "is not allowed; it must be", "num_capsules"),
+        ({"routing_iterations": 0}, "is not allowed; it must be", "routing_iterations"),
+        ({"routing_softmax_axis": "words"}, "is not allowed; it must be", "routing_softmax_axis"),
+        ({"capsule_projection": "own"}, "is not allowed; it must be", "capsule_projection"),
+        ({"capsule_pooling": "max"}, "is not allowed; it must be", "capsule_pooling"),
+        ({"global_gate_type": "matrix"}, "is not allowed; it must be", "global_gate_type"),
+        ({"global_gate": 1}, "is not allowed; it must be", "global_gate"),
+        ({"capsule_dim": 0}, "is not allowed; it must be", "capsule_dim"),
+        ({"global_ffn_dim": -3}, "is not allowed; it must be", "global_ffn_dim"),
+        ({"num_capsules": 10**9}, "is not allowed; it must be", "num_capsules"),
     ],
     ids=str,
 )
 def test_wrong_fields(fields, code, field):
-    with rejects(code, field):
+    with rejects(code, field=field):
         GRETConfig.from_preset("tiny", vocab_size=100, **fields)
 
 
@@ -442,5 +442,5 @@ def test_an_encoder_output_without_the_vector_is_refused():
         .double()
         .get_encoder()(batch["input_ids"], batch["attention_mask"])
     )
-    with rejects("model.missing_memory", "encoder_outputs"):
+    with rejects(field="encoder_outputs"):
         model(encoder_outputs=encoded, attention_mask=batch["attention_mask"], labels=batch["labels"])

@@ -330,7 +330,11 @@ def test_a_recurrent_input_and_a_recurrent_decoder_count_the_same_words():
     ],
 )
 def test_mechanisms_that_exclude_each_other(kind, fields, field):
-    code = "config.conflict" if field in ("position_embedding_type", "rpe_head_partition") else "config.wrong_value"
+    code = (
+        "is not allowed with"
+        if field in ("position_embedding_type", "rpe_head_partition")
+        else "is not allowed; it must be"
+    )
     with rejects(code, field=field):
         kind(**fields)
     assert NMTTransformerConfig(**SSRU, self_attention_type="relative", position_embedding_type="sinusoidal")

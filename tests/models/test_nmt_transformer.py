@@ -140,9 +140,9 @@ def test_parameter_counts():
 
 
 def test_unknown_preset():
-    with rejects("config.unknown_preset", field="preset") as caught:
+    with rejects(field="preset") as caught:
         NMTTransformerConfig.from_preset("huge")
-    assert caught.value.details["names"] == "base, big, small, student_base, student_base_memory, student_tiny, tiny"
+    assert "base, big, small, student_base, student_base_memory, student_tiny, tiny" in str(caught.value)
 
 
 def test_relative_positions_replace_absolute_ones_by_default():
@@ -178,9 +178,9 @@ def test_positions_from_an_offset_by_number_or_by_ids(kind):
         assert torch.equal(module(2, offset), rows[3:5])
     places = torch.tensor([[0, 0, 5], [2, 1, 1]])
     assert torch.equal(module(3, position_ids=places), rows[places])
-    with rejects("model.sequence_too_long", field="max_position_embeddings") as caught:
+    with rejects(field="max_position_embeddings") as caught:
         module(3, 4)
-    assert (caught.value.value, caught.value.details) == (6, {"length": 7})
+    assert "7 tokens exceeds max_position_embeddings=6" in str(caught.value)
     assert module.to("meta")(2, torch.tensor(3, device="meta")).shape == (2, 4)
     assert torch.equal(SinusoidalPositionEmbedding(6, 4)(6), sinusoid_table(6, 4, "sinusoidal"))
     assert build_position_embedding("none", 6, 4) is None
@@ -205,7 +205,7 @@ def test_learned_positions_start_as_other_embeddings():
 def test_sequences_beyond_the_position_table_are_refused():
     model = TestNMTTransformer().model({"max_position_embeddings": 8})
     long = torch.full((1, 9), 5)
-    with rejects("model.sequence_too_long", field="max_position_embeddings"):
+    with rejects(field="max_position_embeddings"):
         model(long, decoder_input_ids=long[:, :2])
     free = TestNMTTransformer().model({"max_position_embeddings": 8, "self_attention_type": "relative"})
     assert free(long, decoder_input_ids=long).logits.shape == (1, 9, VOCABULARY)
@@ -214,7 +214,7 @@ def test_sequences_beyond_the_position_table_are_refused():
 def test_attention_kernels_that_do_not_fit_are_refused():
     for kind in ("relative", "directional"):
         config = TestNMTTransformer().config(self_attention_type=kind)
-        with rejects("model.attention_kernel", field="attn_implementation"):
+        with rejects(field="attn_implementation"):
             NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="flex_attention")
         model = NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="eager")
         for implementation in ("flex_attention", "flash_attention_2"):
@@ -286,7 +286,7 @@ def test_padding_starts_at_zero_and_is_not_trained(share):
 def test_labels_are_shifted_only_where_the_special_tokens_are_known(name):
     model = TestNMTTransformer().model({})
     setattr(model.config, name, None)
-    with rejects("model.missing_special_token", field=name):
+    with rejects(field=name):
         model(**ragged_batch())
 
 

@@ -356,7 +356,7 @@ def test_usual_shares_of_the_channels():
 def test_sequences_are_as_long_as_the_channels_without_recurrence_allow():
     """A table of positions limits the length; recurrences alone have none."""
     words = torch.full((1, 70), 5)
-    with rejects("model.sequence_too_long", "max_position_embeddings"):
+    with rejects(field="max_position_embeddings"):
         TestRPETransformer().model()(words, decoder_input_ids=words[:, :3])
     model = TestRPETransformer().model({"rpe_dim": 32})
     assert model.config.sides_with_positions == ()
@@ -397,30 +397,30 @@ def test_sliced_projections_start_as_dense_ones_of_their_size():
 @pytest.mark.parametrize(
     ("fields", "code", "field"),
     [
-        ({"rpe_type": "rpe"}, "config.wrong_value", "rpe_type"),
-        ({"rpe_type": "rpehead", "rpe_dim": 48}, "config.conflict", "rpe_dim"),
-        ({"rpe_dim": 30}, "config.conflict", "rpe_dim"),
-        ({"rpe_dim": 132}, "config.conflict", "rpe_dim"),
-        ({"rpe_dim": -4}, "config.wrong_value", "rpe_dim"),
-        ({"rpe_cell": "elman"}, "config.wrong_value", "rpe_cell"),
-        ({"rpe_recurrence": "output"}, "config.wrong_value", "rpe_recurrence"),
-        ({"rpe_head_partition": "typed"}, "config.conflict", "rpe_head_partition"),
-        ({**SLICED, "rpe_type": None}, "config.conflict", "rpe_head_partition"),
-        ({"rpe_cell": "sru", "rpe_recurrence": "projected"}, "config.conflict", "rpe_recurrence"),
-        ({"rpe_encoder": 1}, "config.wrong_value", "rpe_encoder"),
-        ({"encoder_attention_heads": 0}, "config.wrong_value", "encoder_attention_heads"),
-        ({"d_model": "128"}, "config.wrong_value", "d_model"),
+        ({"rpe_type": "rpe"}, "is not allowed; it must be", "rpe_type"),
+        ({"rpe_type": "rpehead", "rpe_dim": 48}, "is not allowed with", "rpe_dim"),
+        ({"rpe_dim": 30}, "is not allowed with", "rpe_dim"),
+        ({"rpe_dim": 132}, "is not allowed with", "rpe_dim"),
+        ({"rpe_dim": -4}, "is not allowed; it must be", "rpe_dim"),
+        ({"rpe_cell": "elman"}, "is not allowed; it must be", "rpe_cell"),
+        ({"rpe_recurrence": "output"}, "is not allowed; it must be", "rpe_recurrence"),
+        ({"rpe_head_partition": "typed"}, "is not allowed with", "rpe_head_partition"),
+        ({**SLICED, "rpe_type": None}, "is not allowed with", "rpe_head_partition"),
+        ({"rpe_cell": "sru", "rpe_recurrence": "projected"}, "is not allowed with", "rpe_recurrence"),
+        ({"rpe_encoder": 1}, "is not allowed; it must be", "rpe_encoder"),
+        ({"encoder_attention_heads": 0}, "is not allowed; it must be", "encoder_attention_heads"),
+        ({"d_model": "128"}, "is not allowed; it must be", "d_model"),
     ],
     ids=str,
 )
 def test_wrong_fields(fields, code, field):
-    with rejects(code, field):
+    with rejects(code, field=field):
         RPETransformerConfig.from_preset("tiny", vocab_size=100, **fields)
 
 
 def test_masks_of_another_shape_are_refused():
     """A recurrence over the source must know its words; without one a mask of queries and keys will do."""
     source, mask = torch.full((1, 3), 5), torch.zeros(1, 1, 3, 3, dtype=torch.float64)
-    with rejects("model.mask_shape", "attention_mask"):
+    with rejects(field="attention_mask"):
         TestRPETransformer().model().get_encoder()(source, mask)
     TestRPETransformer().model({"rpe_encoder": False}).get_encoder()(source, mask)

@@ -74,7 +74,7 @@ def test_mistakes_are_sentences(script, monkeypatch, capsys):
         compare.main(["--rounds", "0"])
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("compare.py: ") and "'huge'" in first
-    assert second.startswith("compare.py: argument --rounds: ") and second.endswith(" [usage.value]")
+    assert second.startswith("compare.py: argument --rounds: ")
 
 
 def test_fast_paths_are_timed(script, capsys, monkeypatch):
@@ -257,12 +257,12 @@ def test_speeds_of_a_comparison(script, tiny_folder, tmp_path, monkeypatch, caps
     assert expected.items() <= entry.items()
 
     path.write_text("[1]")
-    with rejects("results.damaged", str(path)):
+    with rejects(field=str(path)):
         speed.main(words)
     path.unlink()
     path = comparison / "global-2/evidence.json"
     path.write_text(path.read_text().replace(f'"source_symbols": {symbols}', '"source_symbols": 9'))
-    with rejects("results.tokenizers", str(tiny_folder), expected=9):
+    with rejects("9", field=str(tiny_folder)):
         speed.main(words)
-    with rejects("results.no_runs", str(tmp_path)):
+    with rejects(field=str(tmp_path)):
         speed.main([str(tmp_path), *words[1:]])

@@ -33,32 +33,32 @@ def test_values(tmp_path, content, code, field):
     path = tmp_path / "r.yaml"
     path.write_text(f"{content}\n", encoding="utf-8")
     is_file = field.endswith(".yaml") or field == "/etc"
-    with rejects(code, str(tmp_path / field) if is_file else field) as caught:
+    with rejects(code, field=str(tmp_path / field) if is_file else field) as caught:
         Recipe.from_file(path)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
 
 
 # Overrides on the command line, and code and field of their error.
 OVERRIDES = {
-    "max_steps": ("override.syntax", None),
-    "=5": ("override.syntax", None),
-    "training.=5": ("override.syntax", None),
-    ".seed=5": ("override.syntax", None),
-    "training..seed=5": ("override.syntax", None),
-    "training.seed =5": ("override.syntax", None),
-    "training.seed=": ("override.no_value", "training.seed"),
-    "model.fields.x=": ("override.no_value", "model.fields.x"),
-    "model.fields.x= ": ("override.no_value", "model.fields.x"),
-    "trainin.seed=1": ("option.unknown", "trainin"),
-    "extends=a.yaml": ("option.unknown", "extends"),
-    "seed=1": ("option.unknown", "seed"),
-    "training.seed.x=1": ("override.not_a_mapping", "training.seed.x"),
-    "data.train.0.size=1": ("override.not_a_mapping", "data.train.0.size"),
-    "model.preset.x.y=1": ("override.not_a_mapping", "model.preset.x.y"),
-    "training.seed=[": ("yaml.invalid", "training.seed"),
-    "training.seed={a: 1, a: 2}": ("yaml.invalid", "training.seed"),
-    "training=5": ("option.mapping", "training"),
-    "training.seed=x": ("option.value", "training.seed"),
+    "max_steps": ("Write section.field=value", None),
+    "=5": ("Write section.field=value", None),
+    "training.=5": ("Write section.field=value", None),
+    ".seed=5": ("Write section.field=value", None),
+    "training..seed=5": ("Write section.field=value", None),
+    "training.seed =5": ("Write section.field=value", None),
+    "training.seed=": ("=null for its default, or", "training.seed"),
+    "model.fields.x=": ("=null for its default, or", "model.fields.x"),
+    "model.fields.x= ": ("=null for its default, or", "model.fields.x"),
+    "trainin.seed=1": ("There is no field", "trainin"),
+    "extends=a.yaml": ("There is no field", "extends"),
+    "seed=1": ("There is no field", "seed"),
+    "training.seed.x=1": ("cannot be set, because", "training.seed.x"),
+    "data.train.0.size=1": ("cannot be set, because", "data.train.0.size"),
+    "model.preset.x.y=1": ("cannot be set, because", "model.preset.x.y"),
+    "training.seed=[": ("invalid YAML", "training.seed"),
+    "training.seed={a: 1, a: 2}": ("invalid YAML", "training.seed"),
+    "training=5": ("must be a mapping of names to values,", "training"),
+    "training.seed=x": ("is not allowed; it must be", "training.seed"),
 }
 
 
@@ -66,7 +66,7 @@ OVERRIDES = {
 def test_overrides(tmp_path, given):
     path = tmp_path / "r.yaml"
     path.write_text("model: {preset: tiny}\ndata: {train: [{generated: train}]}\ntraining: {seed: 3}\n")
-    with rejects(*OVERRIDES[given]):
+    with rejects(OVERRIDES[given][0], field=OVERRIDES[given][1]):
         Recipe.from_file(path, [given])
 
 
@@ -82,13 +82,13 @@ def test_overrides_may_fill_empty_sections(tmp_path):
 
 # Files without a recipe, and code and details of their error.
 FILES = {
-    "deep": (b"a: " + b"[" * 100_000, "yaml.invalid", {"reason": "nested too deeply"}),
-    "alias in its anchor": (b"a: &a [*a]", "yaml.invalid", {"reason": "an alias within its own anchor"}),
-    "latin-1": (b"model: {}\ndata: {source_lang: \xe9}\n", "file.not_utf8", {"line": 2}),
-    "utf-16": ("model: {}".encode("utf-16"), "file.not_utf8", {"line": 1}),
-    "binary": (bytes(range(128)), "yaml.invalid", {"position": ", line 1"}),
-    "second document": (b"model: {}\n---\nmodel: {}\n", "yaml.invalid", {"position": ", line 2, column 1"}),
-    "tabs": (b"model:\n\tpreset: tiny\n", "yaml.invalid", {"position": ", line 2, column 1"}),
+    "deep": (b"a: " + b"[" * 100_000, "invalid YAML", {"reason": "nested too deeply"}),
+    "alias in its anchor": (b"a: &a [*a]", "invalid YAML", {"reason": "an alias within its own anchor"}),
+    "latin-1": (b"model: {}\ndata: {source_lang: \xe9}\n", "not UTF-8", {"line": 2}),
+    "utf-16": ("model: {}".encode("utf-16"), "not UTF-8", {"line": 1}),
+    "binary": (bytes(range(128)), "invalid YAML", {"position": ", line 1"}),
+    "second document": (b"model: {}\n---\nmodel: {}\n", "invalid YAML", {"position": ", line 2, column 1"}),
+    "tabs": (b"model:\n\tpreset: tiny\n", "invalid YAML", {"position": ", line 2, column 1"}),
 }
 
 
@@ -97,31 +97,31 @@ def test_files(tmp_path, case):
     content, code, details = FILES[case]
     path = tmp_path / "r.yaml"
     path.write_bytes(content)
-    with rejects(code, str(path), **details):
+    with rejects(code, *details.values(), field=str(path)):
         Recipe.from_file(path)
 
 
 def test_text_that_no_file_can_hold(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_bytes(b'model: {preset: "\\ud800"}')
-    with rejects("option.value", "model.preset"):
+    with rejects(field="model.preset"):
         Recipe.from_file(path)
 
 
 def test_places_without_a_file(tmp_path):
     (tmp_path / "a.yaml").write_text("{}")
     for path, code in {
-        tmp_path: "file.is_folder",
-        "/dev/zero": "file.line_too_long",
-        tmp_path / "b.yaml": "file.missing",
-        tmp_path / "a.yaml" / "b.yaml": "file.unreadable",
-        tmp_path / ("x" * 5000): "file.unreadable",
-        "a\0b": "file.unreadable",
+        tmp_path: "is a folder",
+        "/dev/zero": "more than",
+        tmp_path / "b.yaml": "does not exist",
+        tmp_path / "a.yaml" / "b.yaml": "cannot be read",
+        tmp_path / ("x" * 5000): "cannot be read",
+        "a\0b": "cannot be read",
     }.items():
         with rejects(code) as caught:
             Recipe.from_file(path)
-        if code == "file.missing":
-            assert caught.value.details["names"] == "a.yaml"
+        if code == "does not exist":
+            assert "a.yaml" in str(caught.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -129,7 +129,7 @@ def test_unreadable_file(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text("{}")
     path.chmod(0)
-    with rejects("file.unreadable", str(path)):
+    with rejects(field=str(path)):
         Recipe.from_file(path)
 
 
@@ -174,7 +174,7 @@ def test_repeated_aliases_take_no_time(tmp_path, line):
     if "<<" in line:
         assert recipe_yaml.read_yaml(path)["m29"] == {"a": 1}
     else:
-        with rejects("yaml.invalid", str(path), reason="aliases that repeat more than 100,000 values"):
+        with rejects("aliases that repeat more than 100,000 values", field=str(path)):
             recipe_yaml.read_yaml(path)
     assert output_folder.mapping_in(path) == ({} if "<<" not in line else recipe_yaml.read_yaml(path))
 
@@ -203,7 +203,7 @@ def test_direction_of_a_metric(tmp_path, metric, higher):
     )
     assert arguments.greater_is_better is higher
     if metric != "something":
-        with rejects("recipe.conflict", "greater_is_better"):
+        with rejects(field="greater_is_better"):
             TranslationTrainingArguments(
                 output_dir=str(tmp_path), metric_for_best_model=metric, greater_is_better=not higher, use_cpu=True
             )
@@ -239,7 +239,7 @@ def test_a_recipe_derives_the_direction(tmp_path, training, metric, higher):
     ],
 )
 def test_arguments_without_a_recipe(tmp_path, name, value):
-    with rejects("option.value", name):
+    with rejects(field=name):
         TranslationTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **{name: value})
 
 
@@ -247,81 +247,89 @@ def test_arguments_without_a_recipe(tmp_path, name, value):
 
 # Changes to a small recipe that runs, and code and field of their error, before anything is written.
 BEFORE = {
-    "preset": ({"model": {"preset": "huge"}}, "option.value", "model.preset"),
-    "field": ({"model": {"fields": {"d_modle": 3}}}, "option.unknown", "model.fields.d_modle"),
-    "value": ({"model": {"fields": {"d_model": "wide"}}}, "config.wrong_value", "model.fields.d_model"),
+    "preset": ({"model": {"preset": "huge"}}, "is not allowed; it must be", "model.preset"),
+    "field": ({"model": {"fields": {"d_modle": 3}}}, "There is no field", "model.fields.d_modle"),
+    "value": ({"model": {"fields": {"d_model": "wide"}}}, "is not allowed; it must be", "model.fields.d_model"),
     "heads": (
         {"model": {"fields": {"encoder_attention_heads": 7}}},
-        "config.conflict",
+        "is not allowed with",
         "model.fields.encoder_attention_heads",
     ),
     "field of another": (
         {"model": {"type": "rnmt", "fields": {"recurrence_steps": 3}}},
-        "option.unknown",
+        "There is no field",
         "model.fields.recurrence_steps",
     ),
-    "null": ({"model": {"fields": {"encoder_layers": None}}}, "config.wrong_value", "model.fields.encoder_layers"),
+    "null": (
+        {"model": {"fields": {"encoder_layers": None}}},
+        "is not allowed; it must be",
+        "model.fields.encoder_layers",
+    ),
     "wide": (
         {"model": {"preset": "big", "fields": {"d_model": 2**20, "encoder_layers": 900}}},
-        "recipe.too_little_memory",
+        "Use a smaller preset, or lower the",
         "model",
     ),
     "many": (
         {"model": {"preset": "big", "fields": {"encoder_ffn_dim": 2**20, "encoder_layers": 900}}},
-        "recipe.too_little_memory",
+        "Use a smaller preset, or lower the",
         "model",
     ),
     "symbols": (
         {"model": {"fields": {"d_model": 16384}}, "tokenizer": {"vocab_size": 10**7}},
-        "recipe.too_little_memory",
+        "Use a smaller preset, or lower the",
         "model",
     ),
     "positions": (
         {"model": {"fields": {"max_position_embeddings": 128}}},
-        "recipe.too_few_positions",
+        "exceeds the model's",
         "data.max_source_length",
     ),
-    "no baseline": ({"model": {"init_from": "./none/model"}}, "recipe.missing_file", "model.init_from"),
-    "half a baseline": ({"model": {"init_from": "HALF"}}, "recipe.missing_file", "model.init_from"),
-    "no tokenizer": ({"tokenizer": {"source": "./none"}}, "recipe.missing_file", "tokenizer.source"),
+    "no baseline": ({"model": {"init_from": "./none/model"}}, "is missing", "model.init_from"),
+    "half a baseline": ({"model": {"init_from": "HALF"}}, "is missing", "model.init_from"),
+    "no tokenizer": ({"tokenizer": {"source": "./none"}}, "is missing", "tokenizer.source"),
     "training file": (
         {"data": {"train": [{"source": "none.en", "target": "none.de"}]}},
-        "file.missing",
+        "does not exist",
         "data.train[0]: none.en",
     ),
     "validation file": (
         {"data": {"validation": [{"tsv": "none.tsv"}]}},
-        "file.missing",
+        "does not exist",
         "data.validation[0]: none.tsv",
     ),
-    "test file": ({"test": {"a": {"jsonl": "none.jsonl"}}}, "file.missing", "test.a: none.jsonl"),
+    "test file": ({"test": {"a": {"jsonl": "none.jsonl"}}}, "does not exist", "test.a: none.jsonl"),
     "second test file": (
         {"test": {"a": [{"generated": "test"}, {"tsv": "x.tsv"}]}},
-        "file.missing",
+        "does not exist",
         "test.a[1]: x.tsv",
     ),
-    "folder": ({"test": {"a": {"tsv": "."}}}, "file.is_folder", "test.a: ."),
-    "empty file": ({"test": {"a": {"tsv": "EMPTY"}}}, "file.empty", "test.a: EMPTY"),
-    "dataset folder": ({"test": {"a": {"dataset": "./none"}}}, "file.missing_folder", "test.a: ./none"),
-    "languages": ({"data": {"source_lang": "fr"}}, "corpus.generated_languages", "data.train[0]"),
-    "cache": ({"data": {"cache_dir": "EMPTY"}}, "output.not_writable", "EMPTY"),
-    "cache that nobody can write": ({"data": {"cache_dir": "/proc/x"}}, "output.not_writable", "/proc/x"),
+    "folder": ({"test": {"a": {"tsv": "."}}}, "is a folder", "test.a: ."),
+    "empty file": ({"test": {"a": {"tsv": "EMPTY"}}}, "is empty", "test.a: EMPTY"),
+    "dataset folder": ({"test": {"a": {"dataset": "./none"}}}, "does not exist", "test.a: ./none"),
+    "languages": ({"data": {"source_lang": "fr"}}, "Set source_lang: en and target_lang:", "data.train[0]"),
+    "cache": ({"data": {"cache_dir": "EMPTY"}}, "cannot be written", "EMPTY"),
+    "cache that nobody can write": ({"data": {"cache_dir": "/proc/x"}}, "cannot be written", "/proc/x"),
     "word beyond the vocabulary": (
         {"decoding": {"generate": {"forced_bos_token_id": 10**6}}},
-        "generate.rejected",
+        "was rejected by",
         "decoding.generate",
     ),
     "workers": (
         {"training": {"dataloader_persistent_workers": True}},
-        "recipe.requires",
+        "requires",
         "training.dataloader_persistent_workers",
     ),
-    "one process": ({"training": {"fsdp": "full_shard"}}, "recipe.requires", "training.fsdp"),
-    "guidance": ({"decoding": {"generate": {"guidance_scale": 1.5}}}, "generate.rejected", "decoding.generate"),
-    "compiler": ({"training": {"torch_compile_backend": "gcc"}}, "option.value", "training.torch_compile_backend"),
+    "one process": ({"training": {"fsdp": "full_shard"}}, "requires", "training.fsdp"),
+    "guidance": ({"decoding": {"generate": {"guidance_scale": 1.5}}}, "was rejected by", "decoding.generate"),
+    "compiler": (
+        {"training": {"torch_compile_backend": "gcc"}},
+        "is not allowed; it must be",
+        "training.torch_compile_backend",
+    ),
     "compiler's mode": (
         {"training": {"torch_compile": True, "torch_compile_mode": "zeal"}},
-        "option.value",
+        "is not allowed; it must be",
         "training.torch_compile_mode",
     ),
 }
@@ -353,7 +361,7 @@ REJECTED = {
     "backend for one process": ({"ddp_backend": "gloo"}, None),
 }
 BEFORE |= {
-    name: ({"training": settings}, "recipe.rejected", f"training.{field or next(iter(settings))}")
+    name: ({"training": settings}, "cannot be used", f"training.{field or next(iter(settings))}")
     for name, (settings, field) in REJECTED.items()
 }
 
@@ -369,7 +377,7 @@ def test_before_training(tmp_path, monkeypatch, case):
     base = {"model": {"preset": "tiny"}, "training": {"use_cpu": True, "max_steps": 2}}
     plan = Recipe(**{**base, **{name: {**base.get(name, {}), **value} for name, value in sections.items()}})
     environment = dict(os.environ)
-    with rejects(code, field) as caught:
+    with rejects(code, field=field) as caught:
         train(plan, tmp_path / "run")
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
     assert sorted(tmp_path.rglob("*")) == before
@@ -399,7 +407,7 @@ def test_every_optimizer_of_transformers_trains_or_is_rejected(tmp_path, meta_mo
     try:
         check_libraries(arguments, meta_model)
     except UserError as error:
-        assert (error.code, error.field) == ("recipe.rejected", "training.optim")
+        assert error.field == "training.optim"
         return
     kind, settings = TranslationTrainer.get_optimizer_cls_and_kwargs(arguments, None)
     parameter = torch.nn.Parameter(torch.ones(2, 2))
@@ -413,7 +421,7 @@ def test_missing_packages_are_reported_before_training(tmp_path):
     plan = Recipe(model={"preset": "tiny"}, training={"use_cpu": True, "report_to": ["wandb"]})
     callback = mock.Mock(side_effect=RuntimeError("WandbCallback requires wandb to be installed."))
     known = "transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK"
-    with mock.patch.dict(known, wandb=callback), rejects("recipe.rejected", "training.report_to"):
+    with mock.patch.dict(known, wandb=callback), rejects(field="training.report_to"):
         train(plan, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -427,11 +435,11 @@ def test_fields_without_effect_may_be_switched_off():
 def test_a_recipe_changed_after_it_was_made_is_checked_again(tmp_path):
     plan = Recipe(training={"use_cpu": True})
     plan.training.max_steps = 0
-    with rejects("option.value", "training.max_steps"):
+    with rejects(field="training.max_steps"):
         train(plan, tmp_path / "run")
     plan = Recipe(training={"use_cpu": True})
     plan.data.num_proc = 0
-    with rejects("option.value", "data.num_proc"):
+    with rejects(field="data.num_proc"):
         train(plan, tmp_path / "run")
 
 
@@ -446,7 +454,7 @@ def test_printing_checks_the_model_too(tmp_path, capsys):
     path = tmp_path / "r.yaml"
     path.write_text("model: {preset: huge}\ndata: {train: [{tsv: not-yet.tsv}]}\n")
     assert main(["train", str(path), "--print-recipe"]) == 2
-    assert "[option.value]" in capsys.readouterr().err
+    assert "is not allowed; it must be" in capsys.readouterr().err
     assert main(["train", str(path), "--print-recipe", "model.preset=tiny", "decoding.generate={top_k: -1}"]) == 2
     assert "decoding.generate.top_k=-1" in capsys.readouterr().err
     assert main(["train", str(path), "--print-recipe", "model.preset=tiny"]) == 0

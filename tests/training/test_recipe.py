@@ -46,13 +46,13 @@ def test_a_recipe_extends_another(tmp_path):
     assert recipe.training.max_steps == 7 and recipe.training.seed == 4
     assert recipe.test == {"new": [Corpus(generated="test_deep")]}
     (tmp_path / "loop.yaml").write_text("extends: loop.yaml\n")
-    with rejects("recipe.extends_itself", str(tmp_path / "loop.yaml")):
+    with rejects(field=str(tmp_path / "loop.yaml")):
         Recipe.from_file(tmp_path / "loop.yaml")
     (tmp_path / "lost.yaml").write_text("extends: nothing.yaml\n")
-    with rejects("file.missing", str(tmp_path / "nothing.yaml"), FileNotFoundError):
+    with rejects(field=str(tmp_path / "nothing.yaml"), kind=FileNotFoundError):
         Recipe.from_file(tmp_path / "lost.yaml")
     (tmp_path / "two.yaml").write_text("extends: [a.yaml, b.yaml]\n")
-    with rejects("recipe.extends", str(tmp_path / "two.yaml")):
+    with rejects(field=str(tmp_path / "two.yaml")):
         Recipe.from_file(tmp_path / "two.yaml")
 
 
@@ -81,7 +81,7 @@ def test_null_resets_any_field(tmp_path, section):
     path.write_text(yaml.safe_dump({"extends": "base.yaml", section: None}))
     assert Recipe.from_file(path) == Recipe()
     path.write_text(yaml.safe_dump({"extends": "base.yaml", section: {**dict.fromkeys(names), "no_such_field": None}}))
-    with rejects("option.unknown", f"{section}.no_such_field"):
+    with rejects(field=f"{section}.no_such_field"):
         Recipe.from_file(path)
 
 
@@ -133,7 +133,7 @@ def test_number_of_checkpoints_that_are_kept(tmp_path, average, training, kept):
 def test_epochs_decide_where_no_steps_are_given(tmp_path):
     recipe = Recipe(training={"num_train_epochs": 3})
     assert recipe.training.max_steps == -1
-    with rejects("recipe.conflict", "training.num_train_epochs", other="training.max_steps=5"):
+    with rejects("training.max_steps=5", field="training.num_train_epochs"):
         Recipe(training={"num_train_epochs": 3, "max_steps": 5})
     for given, override, expected in (
         ("max_steps: 5", "training.num_train_epochs=2", (-1, 2)),

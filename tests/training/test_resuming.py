@@ -60,7 +60,7 @@ def run(finished, tmp_path):
 
 def recipe_changes(*changes):
     """Code and details of the error for fields that must not change."""
-    return "resume.other_recipe", {"changes": "; ".join(changes)}
+    return "or start again with --overwrite or in", {"changes": "; ".join(changes)}
 
 
 @pytest.mark.parametrize(
@@ -75,27 +75,27 @@ def recipe_changes(*changes):
             {"max_tokens": 99, "label_smoothing_factor": 0.2},
             *recipe_changes("training.label_smoothing_factor: 0.1 -> 0.2", "training.max_tokens: 80 -> 99"),
         ),
-        ("training", {"optim": "sgd"}, "resume.other_recipe", {"field": "training.optim"}),
+        ("training", {"optim": "sgd"}, "or start again with --overwrite or in", {"field": "training.optim"}),
         (
             "training",
             {"gradient_accumulation_steps": 2},
-            "resume.other_batches",
+            "The batches per update differ",
             {"change": "processes: 1 -> 1, gradient_accumulation_steps: 1 -> 2"},
         ),
         (
             "data",
             {"train": [{"generated": "train", "size": 21}]},
-            "resume.other_training_data",
+            "or start again with --overwrite or in",
             {"old": 20, "new": 21},
         ),
-        ("training", {"max_steps": 3}, "resume.fewer_steps", {"steps": 4}),
-        ("data", {"max_source_length": 5}, "resume.other_training_data", {"old": 20}),
+        ("training", {"max_steps": 3}, "is less than the", {"steps": 4}),
+        ("data", {"max_source_length": 5}, "or start again with --overwrite or in", {"old": 20}),
     ],
 )
 def test_forbidden_changes_are_rejected(finished, run, section, values, code, details):
     """The error names the fields with old and new values; the run is unchanged."""
     before = (run / "recipe.yaml").read_bytes()
-    with rejects(code, **details):
+    with rejects(code, *details.values()):
         train(small(finished, **{section: values}), run, resume=True)
     assert (run / "recipe.yaml").read_bytes() == before
     assert [step for step, _ in checkpoints_in(run)] == [3, 4]
@@ -144,7 +144,7 @@ def test_without_the_state_of_the_optimizer(finished, tmp_path):
     train(plan, tmp_path / "run", resume=True)  # no step is missing
     plan.training.max_steps = 6
     newest = str(newest_checkpoint(tmp_path / "run"))
-    with rejects("resume.no_optimizer", newest):
+    with rejects(field=newest):
         train(plan, tmp_path / "run", resume=True)
 
 
@@ -152,7 +152,7 @@ def test_another_number_of_processes(finished, run, capsys):
     """The product of processes and accumulated batches must stay the same."""
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, "processes": 4}))
-    with rejects("resume.other_batches", "training.gradient_accumulation_steps", batches=4, remedy="set it to 4"):
+    with rejects("4", "Set it to 4", field="training.gradient_accumulation_steps"):
         train(small(finished), run, resume=True)
     (run / "run.json").write_text(json.dumps({**record, "accumulation": 1, "processes": 1, "device": "cuda"}))
     train(small(finished), run, resume=True)
@@ -166,7 +166,7 @@ def test_changed_corpus_is_rejected(finished, tmp_path, run):
     plan = small(finished, data={"train": [{"tsv": str(tmp_path / "corpus.tsv")}]}, training={"max_steps": 1})
     train(plan, tmp_path / "other")
     (tmp_path / "corpus.tsv").write_text("".join(reversed(pairs)), encoding="utf-8")
-    with rejects("resume.other_training_data", "data.train", old=2, new=2):
+    with rejects("2", "2", field="data.train"):
         train(plan, tmp_path / "other", resume=True)
 
 
@@ -181,7 +181,7 @@ def test_runs_of_earlier_versions_resume(finished, run, capsys):
     train(small(finished), run, resume=True)
     assert "checkpoint-4 has all 4 steps already" in capsys.readouterr().err
     assert (run / "model/model.safetensors").read_bytes() == expected
-    with rejects("resume.other_recipe", "data.train"):
+    with rejects(field="data.train"):
         (run / "run.json").unlink()
         train(small(finished, data={"train": [{"generated": "train", "size": 21}]}), run, resume=True)
 
@@ -301,11 +301,11 @@ def test_damage_of_unchanged_size(finished, run, capsys):
     assert re.search(r"Resuming from .*checkpoint-3", messages)
     assert (run / "model/model.safetensors").read_bytes() == expected
     flip(run / "checkpoint-3/model.safetensors")
-    with rejects("checkpoint.damaged", str(run / "checkpoint-3")):
+    with rejects(field=str(run / "checkpoint-3")):
         average_checkpoints([run / "checkpoint-3", run / "checkpoint-4"], run / "mean")
     assert not (run / "mean").exists()
     flip(run / "checkpoint-4/config.json")
-    with rejects("checkpoint.none_intact", str(run)):
+    with rejects(field=str(run)):
         train(small(finished), run, resume=True)
     assert [step for step, _ in checkpoints_in(run)] == [3, 4]
 
@@ -326,7 +326,7 @@ def test_average_of_a_run_that_trains(finished, run):
         copy = "recnmt_hf.training.checkpoints.copy_beside_weights"
         with (
             mock.patch(copy, lambda folder, output: (chosen[0] / MANIFEST).unlink()),
-            rejects("checkpoint.deleted", str(chosen[0]), FileNotFoundError),
+            rejects(field=str(chosen[0]), kind=FileNotFoundError),
         ):
             average_checkpoints(chosen, run.parent / "other")
     assert not (run.parent / "other").exists()
@@ -355,10 +355,10 @@ def test_two_runs_do_not_share_a_folder(finished, tmp_path):
         assert owner.stdout.readline() == "locked\n"
         with (
             mock.patch.object(output_folder, "LOCK_PATIENCE", 0.2),
-            rejects("output.in_use", str(folder)) as caught,
+            rejects(field=str(folder)) as caught,
         ):
             train(small(finished), folder, overwrite=True)
-        assert caught.value.details["owner"].startswith(f"process {owner.pid} on ")
+        assert f"process {owner.pid} on " in str(caught.value)
         children = psutil.Process(owner.pid).children()
         owner.kill()
         owner.wait()
@@ -412,14 +412,14 @@ def test_foreign_files_with_the_names_of_a_run_stay(finished, tmp_path, demand, 
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{model: thesis}")
     before = contents(folder)
-    with rejects("output.not_a_run", str(folder), ExistingFileError):
+    with rejects(field=str(folder), kind=ExistingFileError):
         train(small(finished), folder, **{demand: True})
     assert contents(folder) == before
 
 
 def test_a_file_in_place_of_the_prepared_data(run):
     (run / "data").write_text("thesis")
-    with rejects("output.is_file", str(run / "data"), ExistingFileError):
+    with rejects(field=str(run / "data"), kind=ExistingFileError):
         train(tiny(), run, resume=True)
     assert (run / "data").read_text() == "thesis"
 
@@ -445,7 +445,7 @@ def test_runs_killed_before_their_recipe(finished, tmp_path):
     folder = tmp_path / "new"
     (folder / "model").mkdir(parents=True)
     (folder / ".lock").touch()
-    with rejects("output.not_a_run", str(folder), ExistingFileError):
+    with rejects(field=str(folder), kind=ExistingFileError):
         train(small(finished), folder, resume=True)
 
 
@@ -465,10 +465,10 @@ def test_free_space_is_checked_before_training(finished, tmp_path):
     usage = SimpleNamespace(free=20_000)
     with (
         mock.patch("shutil.disk_usage", lambda path: usage),
-        rejects("output.no_space", str(tmp_path / "run"), free="19.53 KB") as caught,
+        rejects("19.53 KB", field=str(tmp_path / "run")) as caught,
     ):
         train(small(finished), tmp_path / "run")
-    assert caught.value.details["checkpoints"].startswith("4 x ")
+    assert "(4 x " in str(caught.value)
     assert not list((tmp_path / "run").iterdir())  # so that the same command works when there is space
     train(small(finished, training={"max_steps": 1}), tmp_path / "run")
 
@@ -490,7 +490,7 @@ def test_estimate_of_room(finished, run):
         stages = [(model, SimpleNamespace(ema_decay=ema_decay, **settings))]
         with (
             mock.patch("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free)),
-            contextlib.nullcontext() if fits else rejects("output.no_space"),
+            contextlib.nullcontext() if fits else rejects("Free space, lower training.keep_last"),
         ):
             output_folder.check_free_space(run / "none", stages)
 

@@ -97,10 +97,10 @@ def test_whole_loop(tmp_path, capsys):
     assert Translator.from_pretrained(folder, device="cpu")(["The dog sleeps."])[0].hypotheses
     assert json.loads((folder / "config.json").read_text())["use_cache"], "generation needs the cache"
     assert not list(folder.glob("*.bin")) and not list(folder.glob("*.pt"))
-    with rejects("output.has_files", str(tmp_path / "run"), FileExistsError):
+    with rejects(field=str(tmp_path / "run"), kind=FileExistsError):
         train(plan, tmp_path / "run")
     (tmp_path / "run" / "thesis.txt").write_text("precious")
-    with rejects("output.foreign_files", str(tmp_path / "run"), FileExistsError, names="thesis.txt"):
+    with rejects("thesis.txt", field=str(tmp_path / "run"), kind=FileExistsError):
         train(plan, tmp_path / "run", overwrite=True)
     assert (tmp_path / "run" / "checkpoint-12").is_dir()
 
@@ -129,7 +129,7 @@ def trainer_for(tmp_path, tokenizer, model=None, **settings):
 
 def test_resuming_in_python_skips_incomplete_checkpoints(tmp_path, tokenizer, capsys):
     settings = {"max_steps": 4, "save_steps": 1}
-    with rejects("checkpoint.none_complete", str(tmp_path / "out")):
+    with rejects(field=str(tmp_path / "out")):
         trainer_for(tmp_path, tokenizer, **settings).train(resume_from_checkpoint=True)
     trainer = trainer_for(tmp_path, tokenizer, **settings)
     trainer.train()
@@ -220,7 +220,7 @@ def test_nan_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path, tokenizer):
 
     trainer.compute_loss = poisoned_loss
     checkpoint = tmp_path / "out/checkpoint-4"
-    with rejects("training.loss_not_finite", None, NonFiniteLossError, step=5, checkpoint=checkpoint):
+    with rejects("Resume with a lower learning_rate, a", "5", checkpoint, kind=NonFiniteLossError):
         trainer.train()
     assert newest_checkpoint(tmp_path / "out").name == "checkpoint-4"
     tensors = load_file(tmp_path / "out" / "checkpoint-4" / "model.safetensors")
@@ -290,33 +290,33 @@ def test_warm_start_from_a_recipe(tmp_path, capsys):
     after = load_file(tmp_path / "warm" / "model" / "model.safetensors")
     assert all(torch.equal(before[name], after[name]) for name in before)
     train_tokenizer(["q w e r t"], "word", 20).save_pretrained(tmp_path / "others")
-    with rejects("recipe.conflict", "tokenizer.source"):
+    with rejects(field="tokenizer.source"):
         train(Recipe(**{**warm, "tokenizer": {"source": str(tmp_path / "others")}}), tmp_path / "other")
     # Resuming needs the baseline no more: neither its weights nor its vocabulary.
     shutil.rmtree(tmp_path / "base")
     shutil.rmtree(tmp_path / "warm" / "model")
     train(Recipe(**warm), tmp_path / "warm", resume=True)
     assert (tmp_path / "warm" / "model" / "model.safetensors").is_file()
-    with rejects("recipe.missing_file", "model.init_from", FileNotFoundError):
+    with rejects(field="model.init_from", kind=FileNotFoundError):
         train(Recipe(**warm), tmp_path / "another")
 
 
 @pytest.mark.parametrize(
     "sections, code, field",
     [
-        ({"model": {"type": "gpt"}}, "option.value", "model.type"),
-        ({"model": {"fields": {"d_modle": 3}}}, "option.unknown", "model.fields.d_modle"),
-        ({"model": {"fields": {"vocab_size": 10}}}, "recipe.vocabulary_too_small", "model.fields.vocab_size"),
-        ({"training": {"optimizer": "adam"}}, "option.value", "training.optimizer"),
+        ({"model": {"type": "gpt"}}, "is not allowed; it must be", "model.type"),
+        ({"model": {"fields": {"d_modle": 3}}}, "There is no field", "model.fields.d_modle"),
+        ({"model": {"fields": {"vocab_size": 10}}}, "is below the tokenizer's size", "model.fields.vocab_size"),
+        ({"training": {"optimizer": "adam"}}, "is not allowed; it must be", "training.optimizer"),
         (
             {"data": {"train": [{"source": "none.en", "target": "none.de"}]}},
-            "file.missing",
+            "does not exist",
             "data.train[0]: none.en",
         ),
     ],
 )
 def test_mistakes_end_before_training(tmp_path, sections, code, field):
-    with rejects(code, field):
+    with rejects(code, field=field):
         train(Recipe(**recipe(**sections)), tmp_path / "run")
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
@@ -509,7 +509,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path, tokenizer):
     parameter = next(trainer.model.parameters())
     parameter.register_hook(lambda gradient: gradient * float("nan") if trainer.state.global_step == 1 else gradient)
     checkpoint = tmp_path / "out/checkpoint-1"
-    with rejects("training.loss_not_finite", None, NonFiniteLossError, checkpoint=checkpoint):
+    with rejects("Resume with a lower learning_rate, a", checkpoint, kind=NonFiniteLossError):
         trainer.train()
     assert newest_checkpoint(tmp_path / "out").name == "checkpoint-1"
 
@@ -536,7 +536,7 @@ def test_overwrite_spares_foreign_files(tmp_path):
 
     (tmp_path / "models").mkdir()
     (tmp_path / "recipe.yaml").write_text("{}")
-    with rejects("output.foreign_files", str(tmp_path), FileExistsError, names="models"):
+    with rejects("models", field=str(tmp_path), kind=FileExistsError):
         claim_output(tmp_path, False, True)
     assert (tmp_path / "recipe.yaml").is_file()
 
@@ -622,10 +622,10 @@ def test_datasets_without_lengths_are_refused(tmp_path, tokenizer):
     ):
         kind = "Dataset" if wrong is bare else "IterableDataset"
         given = {"train_dataset": data, "eval_dataset": data, name: wrong}
-        with rejects("dataset.not_prepared", name) as caught:
+        with rejects(field=name) as caught:
             TranslationTrainer(trainer.model, trainer.args, tokenizer=tokenizer, **given)
-        assert caught.value.details["kind"] == kind
-    with rejects("dataset.not_prepared", "dataset"):
+        assert kind in str(caught.value)
+    with rejects(field="dataset"):
         trainer.evaluate(bare)
 
 

@@ -26,12 +26,14 @@ def curve_of_run(path: str | Path) -> Curve:
     """
     path = Path(path)
     if not path.is_dir():
-        raise MissingFileError("file.missing_folder", field=str(path))
+        raise MissingFileError(f"The folder {path} does not exist.", field=path)
     newest = newest_checkpoint(path) or newest_checkpoint(path / BASELINE)
     curve: Curve = curve_of(state_of(newest).get("log_history", [])) if newest is not None else []
     curve = curve or Evidence.load(path).curve
     if not curve:
-        raise UserError("curve.missing", field=str(path))
+        raise UserError(
+            f"{path} has no complete checkpoint or model with a log. Pass the folder of a training run.", field=path
+        )
     return curve
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..data.text import tsv
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.translator import Translator
 from .sentences import check_index, run_pair, token_names
 
@@ -52,7 +52,10 @@ def global_state(translator: Translator, sentence: str, translation: str | None 
     """
     config = translator.inspected_model().config
     if not getattr(config, "use_global_state", False) or not (config.global_capsule or config.global_gate):
-        raise UserError("inspect.no_global_state", value=config.model_type)
+        raise UserError(
+            f"The {short_repr(config.model_type)} model has no capsules and no gate of a global state. Use a gret "
+            "with use_global_state=true and global_capsule or global_gate."
+        )
     outputs, source, target = run_pair(translator, sentence, translation)
 
     def stacked(layers: tuple[torch.Tensor, ...] | None) -> np.ndarray | None:

@@ -55,7 +55,9 @@ def check_picture(path: str | Path) -> Path:
     """Return the path of a picture, or raise a [`UserError`] if it cannot be plotted."""
     path = Path(path)
     if path.suffix.lower() not in ENDINGS:
-        raise UserError("plot.ending", field=str(path), endings=", ".join(ENDINGS))
+        raise UserError(
+            f"{path} is not the name of an image file. Use one of the extensions {', '.join(ENDINGS)}.", field=path
+        )
     with packages_of_extra("plots", "Plotting"):
         import matplotlib  # noqa: F401
     return path
@@ -68,7 +70,7 @@ def canvas(path: str | Path, width: float, height: float, title: str = "") -> It
     """
     path = check_picture(path)
     if width * height > LARGEST_AREA:
-        raise UserError("plot.too_large", field=str(path))
+        raise UserError(f"The picture {path} would be too large.", field=path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..data.text import tsv
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.translator import Translator
 from .sentences import DIRECTIONS, check_index, run_encoder
 
@@ -57,7 +57,10 @@ def recurrence_attention(translator: Translator, sentence: str, layer: int = 0) 
     if attentions is None:
         config = translator.inspected_model().config
         kind = getattr(config, "recurrence_encoder_type", None)
-        raise UserError("inspect.no_attentive_recurrence", value=config.model_type, kind=kind)
+        raise UserError(
+            f"The {short_repr(config.model_type)} model (recurrence_encoder_type={kind}) has no attentive recurrence. "
+            'Use a biarn_transformer with recurrence_encoder_type "biarn" or "arn".'
+        )
     check_index("layer", layer, len(attentions))
     weights = attentions[layer][0].float().cpu().numpy()
     if layer:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..data.text import tsv
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.backends.torch_model import shift_right
 from ..inference.translator import Translator
 from .sentences import run_pair, token_names
@@ -65,7 +65,10 @@ def recurrent_positions(translator: Translator, sentence: str, translation: str 
     """
     model = translator.inspected_model()
     if "source_recurrent_positions" not in getattr(getattr(model, "model", None), "extra_outputs", ()):
-        raise UserError("inspect.no_recurrent_positions", value=model.config.model_type)
+        raise UserError(
+            f"The {short_repr(model.config.model_type)} model has no recurrent positional embeddings. Use an "
+            "rpe_transformer with rpe_encoder or rpe_decoder, an rpe_type, and rpe_dim above 0."
+        )
     outputs, source, target = run_pair(translator, sentence, translation)
     shifted = shift_right(model, torch.tensor([target.ids]), [target])[0].tolist()
     sides = []
@@ -79,7 +82,10 @@ def recurrent_positions(translator: Translator, sentence: str, translation: str 
             absolute = None if table is None else cosines(table(len(tokens)))
             sides.append(SidePositions(side, tokens, cosines(vectors[0][0]), absolute))
     if not sides:
-        raise UserError("inspect.no_recurrent_positions", value=model.config.model_type)
+        raise UserError(
+            f"The {short_repr(model.config.model_type)} model has no recurrent positional embeddings. Use an "
+            "rpe_transformer with rpe_encoder or rpe_decoder, an rpe_type, and rpe_dim above 0."
+        )
     return sides
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..data.text import tsv
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.translator import Translator
 from .sentences import check_index, run_encoder
 
@@ -38,7 +38,10 @@ def relation_scores(translator: Translator, sentence: str, layer: int = 0) -> Re
     encoded, tokens = run_encoder(translator, sentence)
     scores = getattr(encoded, "relation_scores", None)
     if not scores:
-        raise UserError("inspect.no_relations", value=translator.inspected_model().config.model_type)
+        raise UserError(
+            f"This {short_repr(translator.inspected_model().config.model_type)} model has no relation layers "
+            "(relation_layers=0). Pass an RNMT."
+        )
     check_index("layer", layer, len(scores))
     return RelationScores(tokens, scores[layer][0].float().cpu().numpy())
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from .._plain_text import is_blank
 from .._values import check_value
 from ..data.records import Tokens
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.backends.torch_model import shift_right
 from ..inference.eval_mode import eval_mode
 from ..inference.translator import Translator
@@ -23,13 +23,15 @@ DIRECTIONS = ("forward", "backward")
 def check_not_blank(name: str, text: str) -> None:
     """Raise `UserError` if a text has no visible character."""
     if is_blank(text):
-        raise UserError("inspect.blank", field=name)
+        raise UserError(f"The {name} is blank.", field=name)
 
 
 def check_index(name: str, value: int, count: int) -> int:
     """Return the index of a layer or head, counted from 0. Raise `UserError` if it does not exist."""
     if not 0 <= check_value(name, value, int) < count:
-        raise UserError("inspect.no_index", field=name, value=value, count=count)
+        raise UserError(
+            f"{name}={short_repr(value)} does not exist. Choose one of {count}, counted from 0.", field=name
+        )
     return value
 
 

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..families import FAMILIES, Subject
 
 
@@ -33,4 +33,7 @@ def find_subject(config: Any, name: str | None = None) -> Subject:
     for base in type(config).__mro__:
         if subject := SUBJECTS.get(vars(base).get("model_type", "")):
             return subject
-    raise UserError("inspect.nothing", value=config.model_type, families=", ".join(SUBJECTS))
+    raise UserError(
+        f"{short_repr(config.model_type)} models have nothing to inspect. Use a model of one of these families: "
+        f"{', '.join(SUBJECTS)}."
+    )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..data.text import tsv
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.translator import Translator
 from .sentences import DIRECTIONS, check_index, run_encoder
 
@@ -40,7 +40,10 @@ class SyntacticDistances:
         if layer != -1:
             check_index("layer", layer, len(self.distances))
         if direction not in names:
-            raise UserError("inspect.no_direction", field="direction", value=direction, names=" or ".join(names))
+            raise UserError(
+                f"direction={short_repr(direction)} does not exist in this model. Choose {' or '.join(names)}.",
+                field="direction",
+            )
         return self.distances[layer, :, DIRECTIONS.index(direction)]
 
     def tree(self, layer: int = -1, direction: str = "forward") -> Tree:
@@ -50,7 +53,7 @@ class SyntacticDistances:
         sentence of more than 500 tokens.
         """
         if len(self.tokens) > MOST_TOKENS:
-            raise UserError("inspect.too_long", length=len(self.tokens), limit=MOST_TOKENS)
+            raise UserError(f"The sentence has {len(self.tokens)} tokens; a tree can have at most {MOST_TOKENS}.")
         distances = self.of(layer, direction)
         return split(list(distances if direction == "forward" else np.concatenate([[0.0], distances[:-1]])), 0)
 
@@ -90,7 +93,10 @@ def syntactic_distances(translator: Translator, sentence: str) -> SyntacticDista
     """
     config = translator.inspected_model().config
     if "onlstm" not in getattr(config, "encoder_layer_types", ()):
-        raise UserError("inspect.no_onlstm", value=config.model_type)
+        raise UserError(
+            f'The {short_repr(config.model_type)} model has no ON-LSTM layers. Use one with "onlstm" in '
+            "encoder_layer_types."
+        )
     encoded, tokens = run_encoder(translator, sentence)
     layers = torch.stack([layer[0] for layer in encoded.master_gate_distances]).float().cpu().numpy()
     return SyntacticDistances(tokens, layers)

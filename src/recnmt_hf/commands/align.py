@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.options import DecodingOptions
 from . import arguments
 
@@ -45,15 +45,17 @@ def add_arguments(parser: arguments.Parser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     if (args.links is None) == (args.model is None) or (args.links is not None and args.gold is None):
-        raise UserError("usage.inputs", inputs="a model with --source and --target or --text, or --links with --gold")
+        raise UserError("Pass a model with --source and --target or --text, or --links with --gold.")
     for name in ("source", "target", "text", "plot", "output", "shortlist", "source_trees"):
         if args.links is not None and getattr(args, name) is not None:
-            raise UserError("usage.excludes", field=f"--{name.replace('_', '-')}", other="--links")
+            raise UserError(
+                f"--{name.replace('_', '-')} and --links cannot be combined.", field=f"--{name.replace('_', '-')}"
+            )
     if args.source_trees is not None and args.source is None:
-        raise UserError("usage.requires", field="--source-trees", other="--source")
+        raise UserError("--source-trees requires --source.", field="--source-trees")
     files = (args.source is not None) + (args.target is not None)
     if args.model is not None and files != (0 if args.text else 2):
-        raise UserError("usage.inputs", inputs="either --source and --target, or --text")
+        raise UserError("Pass either --source and --target, or --text.")
     args.options = arguments.read_options(DecodingOptions, args, arguments.LANGUAGES)
 
 
@@ -78,7 +80,9 @@ def run(args: argparse.Namespace) -> None:
         check_gold(gold, pairs, args.gold)
     if args.pair > len(pairs):
         allowed = f"a pair from 1 to {len(pairs)}"
-        raise UserError("option.value", field="--pair", value=args.pair, allowed=allowed, remedy="choose one of these")
+        raise UserError(
+            f"--pair={short_repr(args.pair)} is not allowed; it must be {allowed}. Choose one of these.", field="--pair"
+        )
     inputs = [path for path in (args.source, args.target, args.gold, args.source_trees) if path is not None]
     if args.plot is not None:
         check_picture(args.plot)
@@ -124,8 +128,12 @@ def run(args: argparse.Namespace) -> None:
 def check_gold(gold: list[GoldAlignment], pairs: list[SentencePair], path: str) -> None:
     """Raise a [`UserError`] unless a file of gold alignments belongs to the pairs."""
     if len(gold) != len(pairs):
-        raise UserError("links.lines", field=path, lines=len(gold), pairs=len(pairs))
+        raise UserError(f"{path} has {len(gold)} lines for {len(pairs)} pairs.", field=path)
     for number, (links, pair) in enumerate(zip(gold, pairs, strict=True), start=1):
         sizes = len(str(pair.source).split()), len(pair.target.split())
         if any(i >= sizes[0] or j >= sizes[1] for i, j in links.possible):
-            raise UserError("links.beyond", field=f"{path}, line {number}", source=sizes[0], target=sizes[1])
+            raise UserError(
+                f"{path}, line {number} has a link beyond {sizes[0]} source and {sizes[1]} target words. Pass the "
+                "gold file of these sentences, source first; use --one-based if positions count from 1.",
+                field=f"{path}, line {number}",
+            )

@@ -52,14 +52,6 @@ FLAGS = {
     "alignment_layer": ["--layer"],
 }
 EARLIER_FLAGS = {"alignment_layer": "--alignment-layer"}
-# Part of argparse's message -> code of the error.
-USAGE_CODES = {
-    "invalid choice": "choice",
-    "unrecognized arguments": "unknown",
-    " required": "missing",
-    "expected ": "count",
-    "not allowed with": "excludes",
-}
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -79,7 +71,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` with groups, whose errors have a code and suggest the nearest command or option."""
+    """An `ArgumentParser` with groups, whose errors suggest the nearest command or option."""
 
     positional_output = False
 
@@ -102,12 +94,11 @@ class Parser(argparse.ArgumentParser):
         add("--output", "-o", metavar="FOLDER", required=not self.positional_output, **settings)
 
     def error(self, message: str) -> NoReturn:
-        code = next((code for words, code in USAGE_CODES.items() if words in message), "value")
         if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
             message = add_suggestion(message, match[1], re.findall(r"[^\s,']+", match[2]), message[: match.end(1) + 1])
         end = "" if message.endswith("?") else "."
         text = f"{printable(message.rstrip('.'))}{end} Run {self.prog} --help for usage."
-        self.exit(2, f"{self.prog}: {text} [usage.{code}]\n")
+        self.exit(2, f"{self.prog}: {text}\n")
 
     def refuse(self, words: Sequence[str]) -> NoReturn:
         """Exit with an error about unknown arguments."""
@@ -239,9 +230,7 @@ def read_pairs(args: argparse.Namespace) -> list[SentencePair]:
     try:
         return [SentencePair(*row) for row in read_aligned([args.source, args.target], lines=lines)]
     except UserError as error:
-        if error.code == "corpus.empty_sentence":
-            raise UserError("pair.blank", field=error.field, value=error.details["number"]) from error
-        raise
+        raise UserError(error.message.partition(". ")[0], field=error.field) from error
 
 
 def read_records(path: str, **keys: type) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -257,7 +246,11 @@ def read_records(path: str, **keys: type) -> Iterator[tuple[str, dict[str, Any]]
                     raise TypeError(f"{name} must be of type {kind.__name__}")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise UserError("records.line", field=place, keys=" and ".join(keys), reason=reason) from error
+            raise UserError(
+                f"{place} is not an object with {' and '.join(keys)} ({reason}). Pass `recnmt translate --format "
+                "jsonl` output.",
+                field=place,
+            ) from error
         yield place, record
 
 
@@ -273,7 +266,10 @@ def load_translator(args: argparse.Namespace) -> Translator:
     if resolve_device(args.device).type == "cpu":
         keep_freed_memory()
     if getattr(args, "source_trees", None) and not translator.reads_trees:
-        raise UserError("trees.not_read", field="--source-trees", model=", ".join(models))
+        raise UserError(
+            f"--source-trees has no effect, because the model {', '.join(models)} reads no dependency trees.",
+            field="--source-trees",
+        )
     return translator
 
 
@@ -292,7 +288,9 @@ def read_settings(words: Sequence[str], flag: str) -> dict[str, Any]:
     for word in words:
         name, _, value = word.partition("=")
         if not name or not value.strip():
-            raise UserError("usage.setting", field=flag, value=word)
+            raise UserError(
+                f"{short_repr(word)} is not a setting. Write name=value, such as no_repeat_ngram_size=3.", field=flag
+            )
         refuse_duplicates([*settings, name], flag)
         settings[name] = load_yaml(value, f"{flag} {name}")
     return settings
@@ -344,7 +342,7 @@ def refuse_duplicates(values: Iterable[Any], flag: str) -> None:
         with suppress(OSError, ValueError):
             is_same |= (os.path.isfile(word) or os.path.isdir(word)) and os.path.samefile(word, other)
         if is_same:
-            raise UserError("usage.duplicate", field=flag, value=word, first=short_repr(other))
+            raise UserError(f"{short_repr(word)} repeats {short_repr(other)}.", field=flag)
 
 
 def note(text: str) -> None:

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from .arguments import Parser, note, refuse_duplicates, whole
 
 
@@ -26,11 +26,11 @@ def run(args: argparse.Namespace) -> None:
     from ..training.metrics import known_direction
 
     if args.lower_is_better and known_direction(args.metric):
-        raise UserError("usage.excludes", field="--lower-is-better", other=f"--metric {args.metric}")
+        raise UserError(f"--lower-is-better and --metric {args.metric} cannot be combined.", field="--lower-is-better")
     refuse_duplicates(args.inputs, "inputs")
     for path in args.inputs:
         if not os.path.isdir(path):
-            raise UserError("average.no_folder", value=path)
+            raise UserError(f"The folder {short_repr(path)} does not exist.")
     folders = [Path(path) for path in args.inputs]
     if len(folders) == 1 and not list(folders[0].glob("*.safetensors")):
         run_folder = folders[0]
@@ -39,7 +39,11 @@ def run(args: argparse.Namespace) -> None:
         folders = choose_checkpoints(run_folder, args.count, args.which, args.metric, greater_is_better, report)
         if len(folders) < args.count:
             place = f"{run_folder} with a value of {args.metric}" if args.which == "best" else run_folder
-            raise UserError("average.count", field="--count", value=args.count, most=len(folders), place=place)
+            raise UserError(
+                f"--count={short_repr(args.count)} exceeds the {len(folders)} complete checkpoints in {place}. Lower "
+                "--count.",
+                field="--count",
+            )
     for folder in folders:
         refuse_inside(args.output, folder)
     with open_output_folder(args.output, must_be_new=True) as working:
@@ -58,4 +62,4 @@ def refuse_inside(output: str, folder: Path, is_run: bool = False) -> None:
         return
     first = [*place.relative_to(averaged).parts, ""][0]
     if not is_run or not first or re.fullmatch(r"checkpoint-\d+", first):
-        raise UserError("average.output", field=output, folder=folder)
+        raise UserError(f"The output {output} is inside {folder}, which is averaged.", field=output)

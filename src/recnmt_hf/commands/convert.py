@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from .arguments import MODEL_HELP, Parser, add_revision
 
 
@@ -41,16 +41,20 @@ def is_file(path: str) -> bool:
 
 def check(args: argparse.Namespace) -> None:
     if is_file(args.model) and args.vocabs is None:
-        raise UserError("usage.requires", field=args.model, other="--vocabs")
+        raise UserError(f"{args.model} requires --vocabs.", field=args.model)
     for name in ("vocabs", "config"):
         if not is_file(args.model) and getattr(args, name) is not None:
-            raise UserError("usage.requires", field=f"--{name}", other="a .npz or .bin file")
+            raise UserError(f"--{name} requires a .npz or .bin file.", field=f"--{name}")
     if is_file(args.output) and args.to in (None, "marianmt"):
         args.to = "marian"
     by_name = (name for name, endings in ENDINGS.items() if args.output.rstrip("/").endswith(endings))
     args.format = args.to or next(by_name, None)
     if args.quantization != "float32" and args.format != "ctranslate2":
-        raise UserError("export.quantization", field="--quantization", value=args.quantization)
+        raise UserError(
+            f"--quantization={short_repr(args.quantization)} is for CTranslate2 only. Use float32; ONNX graphs are "
+            "quantized with onnxruntime.quantization.quantize_dynamic.",
+            field="--quantization",
+        )
 
 
 def is_marian(source: str, settings: dict[str, Any]) -> bool:
@@ -72,10 +76,14 @@ def run(args: argparse.Namespace) -> None:
         print(marian_files.import_marian_file(args.model, args.vocabs, args.output, args.config))
     elif is_marian(args.model, settings):
         if args.to is not None:
-            raise UserError("export.foreign", field=args.model, family="MarianMT model")
+            raise UserError(
+                f"{args.model} is a MarianMT model, which is not a model of recnmt_hf. Import a MarianMT model with "
+                "`recnmt convert` (without --to), or export it with Optimum.",
+                field=args.model,
+            )
         print(marian.import_marian(args.model, args.output, **settings))
     elif args.format is None:
-        raise UserError("usage.requires", field=args.model, other="--to")
+        raise UserError(f"{args.model} requires --to.", field=args.model)
     else:
         settings |= {"quantization": args.quantization} if args.format == "ctranslate2" else {}
         exports: dict[str, Callable[..., Path]] = {

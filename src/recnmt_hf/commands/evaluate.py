@@ -35,7 +35,7 @@ def check(args: argparse.Namespace) -> None:
     refuse_duplicates(args.hypotheses, "hypotheses")
     for name in ("tokenize", "language"):
         if args.rouge and getattr(args, name) is not None:
-            raise UserError("usage.excludes", field=f"--{name}", other="--rouge")
+            raise UserError(f"--{name} and --rouge cannot be combined.", field=f"--{name}")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -121,9 +121,9 @@ def check_lines(first: str, texts: dict[str, list[str]]) -> None:
     """Raise a [`UserError`] unless all files have the same number of lines, at least one."""
     for path, lines in texts.items():
         if len(lines) != len(texts[first]):
-            raise UserError("evaluate.lines", field=first, lines=len(texts[first]), other=path, others=len(lines))
+            raise UserError(f"{first} has {len(texts[first])} lines, but {path} has {len(lines)}.", field=first)
     if not texts[first]:
-        raise UserError("usage.empty_file", field=first, content="translation")
+        raise UserError(f"{first} is empty. Pass a file with at least one translation.", field=first)
 
 
 def print_examples(

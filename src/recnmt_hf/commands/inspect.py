@@ -43,5 +43,8 @@ def run(args: argparse.Namespace) -> None:
     subject = find_subject(translator.inspected_model().config, args.subject)
     for name in options:
         if name not in subject.options:
-            raise UserError("inspect.no_effect", field=f"--{name}", subject=subject.name)
+            raise UserError(
+                f"--{name} has no effect on the subject {subject.name}. Remove it, or choose another --subject.",
+                field=f"--{name}",
+            )
     print(load_function(subject)(translator, args.sentence, args.output, **options), end="")

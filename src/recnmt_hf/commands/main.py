@@ -88,7 +88,7 @@ class ClosedOutput(io.TextIOBase):
     """Replacement of a closed standard output. Writing to it is an error, because the results would be lost."""
 
     def write(self, text: str) -> int:
-        raise UserError("output.closed")
+        raise UserError("Standard output is closed, so results would be lost.")
 
 
 class LastingOutput:
@@ -249,8 +249,8 @@ def run_command(name: str, chosen: str | None, typed: str | None, argv: list[str
 
 
 def report(name: str, error: UserError) -> int:
-    """Print a user error with its code, and return the exit code."""
-    print(f"{name}: {printable(f'{error} [{error.code}]')}", file=sys.stderr)
+    """Print a user error, and return the exit code."""
+    print(f"{name}: {printable(str(error))}", file=sys.stderr)
     return USER_ERROR
 
 
@@ -261,19 +261,25 @@ def explain_system_error(error: Exception, argv: Sequence[str], output: str | No
     """
     if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "can't allocate memory" in str(error):
         reason = str(error).partition("DefaultCPUAllocator: ")[2] or str(error) or "out of memory"
-        return UserError("system.memory", reason=reason.split(". ")[0].rstrip("."))
+        return UserError(
+            f"{reason.split('. ')[0].rstrip('.')}. Use smaller batches (--max-tokens), fewer beams, or a smaller data "
+            "type."
+        )
     if not isinstance(error, OSError):
         return None
     from ..data.files import MEDIUM_ERRORS, SPACE_ERRORS
 
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return UserError("system.open_files", reason=error.strerror)
+        return UserError(f"{error.strerror}. Raise the limit (`ulimit -n`), or close programs with many open files.")
     file = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
     if error.errno in SPACE_ERRORS or (file is None and error.errno in MEDIUM_ERRORS):
         # An error while copying names the file that is read, but the output is to blame.
-        return UserError("system.space", field=output if file and output else "output", reason=error.strerror)
+        return UserError(
+            f"{output if file and output else 'output'} cannot be written ({error.strerror}).",
+            field=output if file and output else "output",
+        )
     if file is not None and (error.errno in FILE_ERRORS or is_argument(file, argv)):
-        return UserError("system.file", field=file, reason=error.strerror)
+        return UserError(f"{error.strerror}.", field=file)
     return None
 
 

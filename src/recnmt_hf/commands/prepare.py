@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from .arguments import Parser, add_recipe_arguments, whole
 
 
@@ -26,7 +26,11 @@ def check(args: argparse.Namespace) -> None:
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", args.part)
     part = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= part[0] <= part[1]:
-        raise UserError("prepare.part", field="--part", value=args.part)
+        raise UserError(
+            f"--part={short_repr(args.part)} is not a part. Write the number of the part and the number of parts, "
+            "e.g. 3/64.",
+            field="--part",
+        )
     args.part = part
 
 
@@ -41,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     recipe = Recipe.from_file(args.recipe, args.overrides)
     output = args.output or recipe.data.prepared
     if output is None:
-        raise UserError("usage.requires", field="recnmt prepare", other="--output, or data.prepared in the recipe")
+        raise UserError("recnmt prepare requires --output, or data.prepared in the recipe.", field="recnmt prepare")
     for corpus in recipe.data.train:
         corpus.check_languages(recipe.data.source_lang, recipe.data.target_lang)
         corpus.check_files(recipe.data.source_lang, recipe.data.target_lang)

@@ -46,23 +46,29 @@ def check(args: argparse.Namespace) -> None:
         for name in names:
             if getattr(args, kind) and getattr(args, name) not in (None, False):
                 field, other = (f"--{option.replace('_', '-')}" for option in (kind, name))
-                raise UserError("usage.excludes", field=field, other=other)
+                raise UserError(f"{field} and {other} cannot be combined.", field=field)
     args.model += [] if args.name is None else [args.name]
     if not args.space and len(args.model) != 2 and not (args.card_only and len(args.model) == 1):
-        raise UserError("publish.arguments", field=" ".join(args.model))
+        raise UserError(
+            "Pass a model and the name of its repository, as in recnmt publish MODEL USER/NAME, not "
+            f"{' '.join(args.model)}. For several models use --space USER/NAME.",
+            field=" ".join(args.model),
+        )
     args.kind = "space" if args.space else "model"
     args.name = args.space or next(iter(args.model[1:]), None)
     if args.card_only:
         return
     if args.dry_run and not args.output:
-        raise UserError("usage.requires", field="--dry-run", other="--output")
+        raise UserError("--dry-run requires --output.", field="--dry-run")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", args.name):
-        raise UserError("hub.name", field=args.name)
+        raise UserError(
+            f"{args.name} is not a valid repository name. Write user/name with letters, digits, -, _ and .",
+            field=args.name,
+        )
     if args.shard_size is not None and not re.fullmatch(r"\d+([KMG]i?B)?", args.shard_size):
-        size, remedy = "a size in KB, MB or GB", "write e.g. 5GB or 500MB"
-        raise UserError("option.value", field="--shard-size", value=args.shard_size, allowed=size, remedy=remedy)
+        raise UserError(f"{args.shard_size} is not a size such as 5GB or 500MB.", field="--shard-size")
     if args.pull_request and args.tag:
-        raise UserError("usage.excludes", field="--tag", other="--pull-request")
+        raise UserError("--tag and --pull-request cannot be combined.", field="--tag")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -36,16 +36,20 @@ def read_translated(path: str) -> Iterator[tuple[str, list[Any]]]:
     """Yield sources and token ids from the output of `recnmt translate --format jsonl`."""
     for place, record in arguments.read_records(path, source=str, tokens=list):
         if record.get("parts", 1) != 1:
-            raise UserError("records.split", field=place)
+            raise UserError(
+                f"{place} has the tokens of several sentences, which have no joint probability. Translate with "
+                "--split-sentences never and without --on-long split.",
+                field=place,
+            )
         yield record["source"], record["tokens"]
 
 
 def check(args: argparse.Namespace) -> None:
     by_files = [args.source is not None, args.target is not None]
     if (args.jsonl is not None) == any(by_files) or any(by_files) != all(by_files):
-        raise UserError("usage.inputs", inputs="either --source and --target, or --jsonl")
+        raise UserError("Pass either --source and --target, or --jsonl.")
     if args.source_trees is not None and args.source is None:
-        raise UserError("usage.requires", field="--source-trees", other="--source")
+        raise UserError("--source-trees requires --source.", field="--source-trees")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -53,7 +57,10 @@ def run(args: argparse.Namespace) -> None:
 
     pairs: list[Any] = arguments.read_pairs(args) if args.jsonl is None else list(read_translated(args.jsonl))
     if not pairs:
-        raise UserError("usage.empty_file", field=args.jsonl or args.source, content="record")
+        raise UserError(
+            f"{args.jsonl or args.source} is empty. Pass a file with at least one record.",
+            field=args.jsonl or args.source,
+        )
     inputs = [path for path in (args.source, args.target, args.source_trees, args.jsonl) if path is not None]
     with open_output(arguments.stream(args.output), inputs) as out:
         write_scores(args, pairs, out)
@@ -72,7 +79,11 @@ def write_scores(args: argparse.Namespace, pairs: list[Any], out: IO[str]) -> No
             place = f"{file}, line {number}"
             check_text(source, f"{place}: source")
             if tokens and not ends.isdisjoint(translator.target_ids(tokens, place).ids[:-1]):
-                raise UserError("records.split", field=place)
+                raise UserError(
+                    f"{place} has the tokens of several sentences, which have no joint probability. Translate with "
+                    "--split-sentences never and without --on-long split.",
+                    field=place,
+                )
 
     def results() -> Iterator[SentenceScore | None]:
         for chunk in arguments.chunks(enumerate(pairs, start=1)):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._values import LANGUAGE
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.options import TEXT_OPTIONS, DecodingOptions
 from ..models.user_errors import masked
 from . import arguments
@@ -50,20 +50,27 @@ def add_arguments(parser: arguments.Parser) -> None:
 def check(args: argparse.Namespace) -> None:
     for words in args.set:
         if len(words) < 3:
-            raise UserError("test.set", field="--set", value=" ".join(words))
+            raise UserError(
+                f"--set {short_repr(' '.join(words))} is incomplete. Pass a name, a file of sources and at least one "
+                "file of references.",
+                field="--set",
+            )
     arguments.refuse_duplicates([name for name, *_ in args.set], "--set")
     arguments.refuse_duplicates([name for name, _ in args.source_trees], "--source-trees")
     names = [name for name, *_ in args.set]
     for name, _ in args.source_trees:
         if name not in names:
-            allowed, remedy = f"one of {', '.join(names)}", "correct the name"
-            raise UserError("option.value", field="--source-trees", value=name, allowed=allowed, remedy=remedy)
+            raise UserError(f"{name} is none of {', '.join(names)}.", field="--source-trees")
     args.generate = arguments.read_settings(args.generate, "--generate")
     args.options = arguments.read_options(DecodingOptions, args, (*OPTIONS, "generate"))
     for name in ("source_lang", "target_lang"):
         code = getattr(args, name)
         if code is not None and not LANGUAGE.fullmatch(code):
-            raise UserError("option.language", field=f"--{name.replace('_', '-')}", value=code)
+            raise UserError(
+                f"--{name.replace('_', '-')}={short_repr(code)} is not a language code. Use letters, digits, _ and -, "
+                "such as en, de or zh-CN.",
+                field=f"--{name.replace('_', '-')}",
+            )
 
 
 def complete(evidence: Evidence, translator: Translator, args: argparse.Namespace, example: str) -> None:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     from ..training.run import train
 
     if args.resume and args.overwrite:
-        raise UserError("usage.excludes", field="--resume", other="--overwrite")
+        raise UserError("--resume and --overwrite cannot be combined.", field="--resume")
     recipe = Recipe.from_file(args.recipe, args.overrides)
     if args.print_recipe:
         check_model(recipe)

@@ -33,9 +33,9 @@ def check(args: argparse.Namespace) -> None:
     args.generate = arguments.read_settings(args.generate, "--generate")
     args.format = args.format or ("n-best" if args.num_hypotheses > 1 else "text")
     if args.alignments and args.format != "jsonl":
-        raise UserError("usage.requires", field="--alignments", other="--format jsonl")
+        raise UserError("--alignments requires --format jsonl.", field="--alignments")
     if args.prefix == "-" and arguments.stream(args.input) is None:
-        raise UserError("usage.excludes", field="--prefix -", other="--input -")
+        raise UserError("--prefix - and --input - cannot be combined.", field="--prefix -")
     args.options = arguments.read_options(DecodingOptions, args, (*DECODING, "generate"))
 
 
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         files = [Path(path) for path in (args.input, args.prefix, args.source_trees) if path is not None]
         is_pipe = any(path.exists() and not (path.is_file() or path.is_dir()) for path in files)
         if source is None or target is None or args.prefix == "-" or is_pipe:
-            raise UserError("translate.streams")
+            raise UserError("Several processes need --input and --output that are files.")
         translate_in_parts(args)
         return
     others = (args.prefix, args.source_trees, args.options.shortlist)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from .._plain_text import on_one_line
-from ..errors import ExistingFileError, UserError
+from ..errors import ExistingFileError, UserError, short_repr
 from . import arguments
 
 
@@ -109,7 +109,7 @@ def translate_in_parts(args: argparse.Namespace) -> None:
             with explained_preparation(args.output):
                 check_replaceable(args.output)
                 if folder.exists() and not folder.is_dir():
-                    raise ExistingFileError("output.is_file", field=str(folder))
+                    raise ExistingFileError(f"{folder} is a file, but the output is a folder.", field=folder)
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(lock(folder / ".lock"))
             finished_parts = begin(folder, plan_of(args))
@@ -143,7 +143,7 @@ def begin(folder: Path, plan: str) -> int:
     folder has files that are not parts; nothing is deleted then.
     """
     if not all(OWN.fullmatch(path.name) for path in folder.iterdir()):
-        raise ExistingFileError("output.not_empty", field=str(folder))
+        raise ExistingFileError(f"{folder} is not empty.", field=folder)
     try:
         is_same = (folder / PLAN).read_text(encoding="utf-8") == plan
     except (OSError, ValueError):
@@ -198,7 +198,7 @@ def parts_of(
         yield number, part, None if prefixes is None else list(islice(prefixes, len(part)))
         number, count = number + 1, count + len(part)
     if prefixes is not None and next(prefixes, None) is not None:
-        raise UserError("prefix.counts_differ", field="sentences", value=count, other="prefixes")
+        raise UserError(f"There are only {short_repr(count)} sentences, but more prefixes.", field="sentences")
 
 
 def join_parts(folder: Path, args: argparse.Namespace) -> None:
@@ -208,7 +208,11 @@ def join_parts(folder: Path, args: argparse.Namespace) -> None:
     found = {path.name for path in folder.glob("[0-9]*")}
     expected = [f"{number:08d}" for number, *_ in parts_of(*inputs_of(args))]
     if missing := [name for name in expected if name not in found]:
-        raise UserError("translate.missing_parts", field=str(folder), value=len(missing))
+        raise UserError(
+            f"{folder} lacks {short_repr(len(missing))} parts of the translation. Run the same command again: "
+            "finished parts are kept.",
+            field=folder,
+        )
     with open_output(args.output) as out:
         for name in expected:
             with (folder / name).open(encoding="utf-8", newline="\n") as part:

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .._plain_text import control_ids, encode_plain
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from .records import Links, Sentence
 from .text import read_lines
 
@@ -31,10 +31,12 @@ def marked_links(line: str, place: str, one_based: bool = False) -> Iterator[tup
     for word in line.split():
         match = LINK.fullmatch(word)
         if match is None:
-            raise UserError("alignment.not_a_link", field=place, value=word)
+            raise UserError(
+                f"{short_repr(word)} is not a link. Write e.g. 0-1 (source-target) or 0p1 (possible).", field=place
+            )
         link = (int(match[1]) - one_based, int(match[3]) - one_based)
         if min(link) < 0:
-            raise UserError("alignment.position_below_one", field=place, value=word)
+            raise UserError(f"{short_repr(word)} has a position below 1.", field=place)
         yield link, match[2] == "-"
 
 
@@ -80,7 +82,10 @@ def words_of_pieces(
     ids = encode_plain(tokenizer, text, is_target, add_special_tokens=add_special_tokens)["input_ids"]
     ends_with_control = int(add_special_tokens)
     if model is None or len(ids) != len(pieces) + ends_with_control or ends[-1] != len("".join(pieces)):
-        raise UserError("tokenizer.without_offsets", field=type(tokenizer).__name__)
+        raise UserError(
+            f"{type(tokenizer).__name__} returns no token positions. Load its fast version (tokenizer.json).",
+            field=type(tokenizer).__name__,
+        )
     words: list[int | None] = []
     start = 0
     for piece in pieces:
@@ -100,10 +105,14 @@ def attach_links(lines: Iterable[str], text: str | Path, alignments: str | Path,
         own = next(links, None)
         if own is None:
             count = number + sum(1 for _ in lines)
-            raise UserError("corpus.alignment_lines", field=str(alignments), value=number - 1, text=text, lines=count)
+            raise UserError(
+                f"{alignments} has {short_repr(number - 1)} lines, but {text} has {count}.", field=alignments
+            )
         yield Sentence(line, links=Links(own, f"{alignments}, line {number}", units))
     if rest := sum(1 for _ in links):
-        raise UserError("corpus.alignment_lines", field=str(alignments), value=number + rest, text=text, lines=number)
+        raise UserError(
+            f"{alignments} has {short_repr(number + rest)} lines, but {text} has {number}.", field=alignments
+        )
 
 
 class AlignedSide:
@@ -164,8 +173,10 @@ def links_of_line(links: Links, source: AlignedSide, target: AlignedSide) -> lis
     pairs = set()
     for (i, j), _ in marked_links(links.line, links.place):
         if i >= source.count or j >= target.count:
-            sizes = {"source": source.count, "target": target.count, "units": links.units}
-            raise UserError("corpus.link_beyond", field=links.place, value=f"{i}-{j}", **sizes)
+            raise UserError(
+                f"the link {i}-{j} is beyond {source.count} source and {target.count} target {links.units}.",
+                field=links.place,
+            )
         pairs |= {(own, other) for own in source.tokens.get(i, ()) for other in target.tokens.get(j, ())}
     return [position for link in sorted(pairs, key=lambda link: link[::-1]) for position in link]
 

@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from .._values import Range, check_value
-from ..errors import UserError
+from ..errors import UserError, short_repr
 
 
 class TokenBatchSampler(Sampler[list[int]]):
@@ -58,11 +58,16 @@ class TokenBatchSampler(Sampler[list[int]]):
         targets = source_lengths if target_lengths is None else target_lengths
         self.target_lengths = np.asarray(targets, dtype=np.int64)
         if self.source_lengths.shape != self.target_lengths.shape:
-            raise UserError("batches.lengths", sources=len(self.source_lengths), targets=len(self.target_lengths))
+            raise UserError(
+                f"There are {len(self.source_lengths)} source and {len(self.target_lengths)} target lengths."
+            )
         for name, value in (("max_tokens", max_tokens), ("num_processes", num_processes), ("multiple", multiple)):
             check_value(name, value, int, Range(least=1))
         if len(self.source_lengths) < num_processes:
-            raise UserError("batches.too_few_pairs", value=num_processes, pairs=len(self.source_lengths))
+            raise UserError(
+                f"{len(self.source_lengths)} sentence pairs are too few for {short_repr(num_processes)} processes. "
+                "Use fewer processes or more data; check whether length limits or weights of corpora leave out pairs."
+            )
         self.limits = BatchLimits(max_tokens, max_sentences, max_squared_tokens, multiple)
         self.num_processes = num_processes
         self.shuffle = shuffle

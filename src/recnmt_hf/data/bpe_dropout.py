@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..errors import UserError, short_repr
 
 
 # Number of random segmentations that a word has, among which one is drawn for each occurrence.
@@ -41,7 +41,11 @@ class Resegmenter:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         model = {} if backend is None else json.loads(backend.to_str())["model"]
         if model.get("type") != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-            raise UserError("tokenizer.no_dropout", field="tokenizer.dropout", value=dropout)
+            raise UserError(
+                f"tokenizer.dropout={short_repr(dropout)} is not supported by this tokenizer. Use one of kind bpe, or "
+                "set it to 0.",
+                field="tokenizer.dropout",
+            )
         self.dropout = dropout
         self.ids: dict[str, int] = model["vocab"]
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
@@ -120,7 +124,11 @@ class ResegmentedDataset(Dataset[dict[str, Any]]):
             plain = copy.copy(resegmenter)  # with its own cache
             plain.dropout = 0.0
             if any(plain(row[name], "") != list(row[name]) for row in rows):
-                raise UserError("tokenizer.no_dropout", field="tokenizer.dropout", value=resegmenter.dropout)
+                raise UserError(
+                    f"tokenizer.dropout={short_repr(resegmenter.dropout)} is not supported by this tokenizer. Use one "
+                    "of kind bpe, or set it to 0.",
+                    field="tokenizer.dropout",
+                )
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         epoch = int(self.epoch)

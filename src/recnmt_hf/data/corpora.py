@@ -23,7 +23,7 @@ from transformers.utils import logging
 from .._languages import check_codes, key_of_language, main_language
 from .._plain_text import control_ids, encode_plain, ids_of_texts
 from .._values import Range, check_options, check_value, documented, kind_of, option, parse
-from ..errors import ExistingFileError, MissingFileError, UserError
+from ..errors import ExistingFileError, MissingFileError, UserError, short_repr
 from .alignments import ALIGNMENT_UNITS, attach_links, links_of_batch
 from .files import digest_of_file, partial_folder
 from .generated import generate_corpus, generate_split
@@ -138,16 +138,29 @@ class Corpus:
         names = ("source", "tsv", "jsonl", "dataset", "generated", "sacrebleu")
         kinds = [name for name in names if getattr(self, name)]
         if len(kinds) != 1:
-            raise UserError("corpus.kinds", kinds=", ".join(kinds) or "none")
+            raise UserError(
+                "A corpus needs exactly one of source, tsv, jsonl, dataset, generated and sacrebleu, got "
+                f"{', '.join(kinds) or 'none'}. Write several corpora as a list."
+            )
         if (self.source is None) != (self.target in (None, [])):
-            raise UserError("corpus.one_side", field="source" if self.target else "target")
+            raise UserError(
+                f"{'source' if self.target else 'target'} is missing. Text files need both source and target.",
+                field="source" if self.target else "target",
+            )
         for name, needed in NEEDED.items():
             if (value := getattr(self, name)) not in (None, False) and not any(getattr(self, kind) for kind in needed):
-                raise UserError("corpus.needs", field=name, value=value, needed=" or ".join(needed))
+                raise UserError(
+                    f"{name}={short_repr(value)} is only allowed with {' or '.join(needed)}. Set that, or remove "
+                    f"{name}.",
+                    field=name,
+                )
         for name in ("source_tag", "target_tag") if self.alignments or self.has_trees else ():
             if (value := getattr(self, name)) is not None:
                 other = "alignments" if self.alignments else "dependency trees"
-                raise UserError("tag.excluded", field=name, value=value, other=other)
+                raise UserError(
+                    f"{name}={short_repr(value)} cannot be combined with {other}, whose positions count words.",
+                    field=name,
+                )
 
     @property
     def has_trees(self) -> bool:
@@ -245,7 +258,11 @@ class Corpus:
     def check_single_target(self, place: str = "") -> None:
         """Raise `UserError` if the corpus has several references. `place` is its name in the recipe."""
         if isinstance(self.target, list):
-            raise UserError("corpus.several_targets", field=f"{place}.target".lstrip("."), value=self.target)
+            raise UserError(
+                f"{f'{place}.target'.lstrip('.')} lists {short_repr(self.target)}. Only a test set can have several "
+                "references.",
+                field=f"{place}.target".lstrip("."),
+            )
 
     def check_languages(self, source_lang: str, target_lang: str) -> None:
         """Raise `UserError` if the corpus cannot have these languages; nothing is read."""
@@ -253,10 +270,17 @@ class Corpus:
         if self.sacrebleu:
             self.test_set_files(source_lang, target_lang, download=False)
         if self.generated and {main_language(source_lang), main_language(target_lang)} != {"en", "de"}:
-            raise UserError("corpus.generated_languages", languages=f"{source_lang}-{target_lang}")
+            raise UserError(
+                f"The generated corpus is English-German, not {source_lang}-{target_lang}. Set source_lang: en and "
+                "target_lang: de, or use another corpus."
+            )
         has_columns = (self.source_column is not None or self.tree_columns) and self.target_column is not None
         if (self.jsonl or self.dataset) and source_lang == target_lang and not has_columns:
-            raise UserError("corpus.same_languages", field=self.jsonl or self.dataset, language=source_lang)
+            raise UserError(
+                f"Source and target of {self.jsonl or self.dataset} are the same column, since source_lang and "
+                f"target_lang are both {source_lang}. Set source_column and target_column.",
+                field=self.jsonl or self.dataset,
+            )
 
     def local_files(self) -> list[str]:
         """Return the local files that the corpus names."""
@@ -273,10 +297,14 @@ class Corpus:
                 column = key_of_language(column, tuple(record or ()))
                 if record and column not in record:
                     known = ", ".join(sorted(map(str, record)))
-                    raise UserError("dataset.no_column", field=name, value=column, columns=known)
+                    raise UserError(f"The dataset {name} has no column {short_repr(column)}, only {known}.", field=name)
                 text = (record or {}).get(column) or ""
                 if not isinstance(text, str):
-                    raise UserError("dataset.not_text", field=name, value=text, row=number, column=column)
+                    raise UserError(
+                        f"The dataset {name}, row {number}: column {column!r} must contain text, got "
+                        f"{short_repr(text)}. Set source_column and target_column to columns of sentences.",
+                        field=name,
+                    )
                 texts.append(text.strip())
             yield number, SentencePair(*texts)
 
@@ -296,7 +324,9 @@ class Corpus:
         except Exception as error:  # of many kinds
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             hides = self.data_files != original_url(self.data_files)  # the text of a cause may have the secrets
-            raise UserError("dataset.not_loaded", field=name, reason=reason) from (None if hides else error)
+            raise UserError(f"The dataset {name} cannot be loaded: {reason}.", field=name) from (
+                None if hides else error
+            )
 
     def check_files(self, source_lang: str, target_lang: str) -> None:
         """Raise `UserError` for a missing, unreadable or empty file, or a test set that cannot be downloaded."""
@@ -304,9 +334,9 @@ class Corpus:
             self.test_set_files(source_lang, target_lang)
         for path in self.local_files():
             if next(read_lines(path), None) is None:
-                raise UserError("file.empty", field=path)
+                raise UserError(f"{path} is empty.", field=path)
         if self.dataset and self.dataset.startswith(("/", "./", "../", "~")) and not Path(self.dataset).exists():
-            raise MissingFileError("file.missing_folder", field=self.dataset)
+            raise MissingFileError(f"The folder {self.dataset} does not exist.", field=self.dataset)
 
     def fingerprint(self) -> list[Any]:
         """Return [`identity`] and checksums of local files, which identify the content."""
@@ -350,7 +380,11 @@ def parse_corpora(corpora: Corpora, place: str = "corpora") -> list[Corpus]:
     if isinstance(corpora, Mapping):
         return [parse(Corpus, corpora, place)]
     if not isinstance(corpora, (list, tuple)) or not corpora:
-        raise UserError("corpus.not_a_list", field=place, kind="an empty list" if corpora == [] else kind_of(corpora))
+        raise UserError(
+            f"{place} must be a list of corpora, got {'an empty list' if corpora == [] else kind_of(corpora)}. Write "
+            "e.g. [{source: a.en, target: a.de}] or [{generated: train}].",
+            field=place,
+        )
     return [
         corpus if isinstance(corpus, Corpus) else parse(Corpus, corpus, f"{place}[{number}]")
         for number, corpus in enumerate(corpora)
@@ -382,10 +416,16 @@ def load_test_set(
     """
     rows = [row for corpus in parse_corpora(corpora) for row in corpus.test_rows(source_lang, target_lang, on_empty)]
     if not rows:
-        raise UserError("corpus.all_blank", field="on_empty", value=on_empty)
+        raise UserError(
+            f"The corpus contains no sentence pairs. Check its files and on_empty={short_repr(on_empty)}.",
+            field="on_empty",
+        )
     counts = sorted({len(row) - 1 for row in rows})
     if len(counts) > 1:
-        raise UserError("corpus.references", field="target", counts=", ".join(map(str, counts)))
+        raise UserError(
+            f"The corpora of a test set have different numbers of references ({', '.join(map(str, counts))}).",
+            field="target",
+        )
     sources, *references = (list(column) for column in zip(*rows, strict=True))
     return sources, references
 
@@ -503,7 +543,7 @@ def prepare_dataset(
     if (prepared := load_prepared(folder)) is not None:
         return prepared
     if Path(cache_dir).is_file():
-        raise ExistingFileError("output.is_file", field=str(cache_dir))
+        raise ExistingFileError(f"{cache_dir} is a file, but the output is a folder.", field=cache_dir)
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     with partial_folder(Path(cache_dir)) as working:
         data = collect(corpora, source_lang, target_lang, on_empty, working, trees is not None, tokenizers)
@@ -528,7 +568,10 @@ def prepare_dataset(
         except RuntimeError as error:
             if "abruptly died" not in str(error):
                 raise
-            raise UserError("corpus.killed_process", field="num_proc", value=num_proc) from error
+            raise UserError(
+                f"One of {short_repr(num_proc)} tokenization processes was killed. Reduce num_proc if memory is short.",
+                field="num_proc",
+            ) from error
         sides = (("source", "input_ids", source_tokenizer), ("target", "labels", target_tokenizer))
         for side, column, tokenizer in sides:
             if tokenizer.unk_token_id is not None:
@@ -540,8 +583,10 @@ def prepare_dataset(
             fits &= np.maximum(source, target) <= float(max_length_ratio) * np.minimum(source, target)
         indices = np.flatnonzero(fits).tolist()
         if not indices:
-            limits: dict[str, Any] = {"max_source_length": max_source_length, "max_target_length": max_target_length}
-            raise UserError("corpus.all_too_long", pairs=total, **limits)
+            raise UserError(
+                f"All {total} sentence pairs exceed max_source_length={max_source_length}, "
+                f"max_target_length={max_target_length} or max_length_ratio."
+            )
         if len(indices) < total:
             data = data.select(indices)
         done = working / "done"
@@ -613,7 +658,10 @@ def collect(
                 writer.write(row_of_pair(*pair, has_links, trees) | languages)
         count, _ = writer.finalize()
     if not count:
-        raise UserError("corpus.all_blank", field="on_empty", value=on_empty)
+        raise UserError(
+            f"The corpus contains no sentence pairs. Check its files and on_empty={short_repr(on_empty)}.",
+            field="on_empty",
+        )
     return Dataset.from_file(path)
 
 

@@ -31,7 +31,7 @@ MODEL_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json", "t
 
 
 class UnwritableError(UserError):
-    """A file or folder that cannot be written; `field` is its path and `details["reason"]` the reason."""
+    """A file or folder that cannot be written; `field` is its path."""
 
 
 def digest_of_file(path: str | Path) -> str:
@@ -93,9 +93,9 @@ def open_output_folder(path: str | Path, must_be_new: bool = False) -> Iterator[
             path = real_path(path)
             is_new = not path.exists()
             if not is_new and not path.is_dir():
-                raise ExistingFileError("output.is_file", field=user_path)
+                raise ExistingFileError(f"{user_path} is a file, but the output is a folder.", field=user_path)
             if must_be_new and not is_new and any(not entry.name.startswith(PREFIX) for entry in path.iterdir()):
-                raise ExistingFileError("output.not_empty", field=user_path)
+                raise ExistingFileError(f"{user_path} is not empty.", field=user_path)
             reject_model_folder(Path(user_path))
             # A new folder is renamed as a whole. An existing one may be on another disk than its parent.
             place = path.parent if is_new else path
@@ -114,7 +114,7 @@ def check_replaceable(user_path: str) -> Path:
     """Return the real place of an output file; `UserError` if it is a folder, `PermissionError` if it is protected."""
     path = real_path(user_path)
     if path.is_dir() or user_path.endswith(os.sep):
-        raise UserError("file.is_folder", field=user_path)
+        raise UserError(f"{user_path} is a folder.", field=user_path)
     if path.exists() and not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return path
@@ -128,7 +128,7 @@ def explained_preparation(user_path: str | Path) -> Iterator[None]:
     except UserError:  # some are errors of the system too
         raise
     except OSError as error:
-        raise UnwritableError("output.not_writable", field=str(user_path), reason=error.strerror) from error
+        raise UnwritableError(f"{user_path} cannot be written ({error.strerror}).", field=user_path) from error
 
 
 @contextmanager
@@ -138,13 +138,13 @@ def explained_writing(user_path: str, working: Path | None) -> Iterator[None]:
         yield
     except UserError as error:
         if isinstance(error, UnwritableError) and working and Path(str(error.field)).is_relative_to(working):
-            raise UnwritableError(error.code, field=user_path, **error.details) from error  # not `working`
+            raise UnwritableError(error.message.replace(str(error.field), user_path), field=user_path) from error
         raise
     except Exception as error:
         number, file = number_of(error), getattr(error, "filename", None)
         is_own = str(file).startswith(str(working)) if file is not None and working else number in MEDIUM_ERRORS
         if number in SPACE_ERRORS or (isinstance(error, OSError) and is_own and number is not None):
-            raise UnwritableError("output.not_writable", field=user_path, reason=os.strerror(number)) from error
+            raise UnwritableError(f"{user_path} cannot be written ({os.strerror(number)}).", field=user_path) from error
         raise
 
 
@@ -209,7 +209,7 @@ def reject_model_folder(folder: Path) -> None:
     for part in (folder, folder / "model", *folder.glob("checkpoint-*")):
         for file in (part / name for name in MODEL_FILES):
             if file.is_file():
-                raise ExistingFileError("output.has_model", field=str(folder), file=file.relative_to(folder))
+                raise ExistingFileError(f"{folder} contains a model ({file.relative_to(folder)}).", field=folder)
 
 
 def move_files(working: Path, path: Path, user_path: str) -> None:
@@ -217,7 +217,7 @@ def move_files(working: Path, path: Path, user_path: str) -> None:
     names = [file.relative_to(working) for file in sorted(working.rglob("*")) if not file.is_dir()]
     for name in names:
         if (path / name).is_dir():
-            raise ExistingFileError("file.is_folder", field=str(Path(user_path) / name))
+            raise ExistingFileError(f"{Path(user_path) / name} is a folder.", field=Path(user_path) / name)
     for name in names:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(working / name, path / name)
@@ -230,7 +230,10 @@ def refuse_inputs(path: str | Path | None, inputs: Iterable[str | Path | None]) 
     """
     output = identity(1 if path is None else path)
     if output is not None and output in [identity(0 if source is None else source) for source in inputs]:
-        raise UserError("output.is_input", field="standard output" if path is None else str(path))
+        raise UserError(
+            f"{'standard output' if path is None else str(path)} is also an input and would be overwritten.",
+            field="standard output" if path is None else str(path),
+        )
 
 
 def identity(path: str | Path | int) -> tuple[int, int] | None:
@@ -248,7 +251,7 @@ def identity(path: str | Path | int) -> tuple[int, int] | None:
 def real_path(path: str | Path) -> Path:
     """Follow all links of a path."""
     if not str(path):
-        raise UserError("file.no_name")
+        raise UserError("The name of a file is empty.")
     real = Path(os.path.realpath(path))
     if real.is_symlink():  # of a loop
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))

@@ -14,7 +14,7 @@ import random
 from typing import NamedTuple
 
 from .._values import Range, check_value
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from . import generated_lexicon as lexicon
 from .generated_lexicon import Determiner, Noun, Verb
 
@@ -317,7 +317,10 @@ def generate_corpus(
         check_value(name, value, int, Range(least=0))
     check_value("seed", seed, int)
     if deep_depth <= max_depth:
-        raise UserError("corpus.depths", field="deep_depth", value=deep_depth, max_depth=max_depth)
+        raise UserError(
+            f"deep_depth={short_repr(deep_depth)} is not allowed; it must be above max_depth={max_depth}.",
+            field="deep_depth",
+        )
     grammar = Grammar(random.Random(seed))
     seen: set[str] = set()
 
@@ -327,7 +330,10 @@ def generate_corpus(
         while len(pairs) < count:
             tries += 1
             if tries > 200 * count + 10000:
-                raise UserError("corpus.grammar_too_small", value=count, count=len(pairs), tries=tries, depth=depth)
+                raise UserError(
+                    f"The grammar has too few sentences of depth {depth}: {len(pairs)} of {short_repr(count)} after "
+                    f"{tries} tries."
+                )
             pair = grammar.sentence(depth)
             if pair.depth <= above or pair.en in seen or pair.de in seen:
                 continue

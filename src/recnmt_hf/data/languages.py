@@ -9,7 +9,7 @@ from typing import Any
 
 from .._languages import main_language
 from .._plain_text import encode_plain
-from ..errors import UserError
+from ..errors import UserError, short_repr
 
 
 # Codes in an error message.
@@ -55,7 +55,9 @@ def nearest_codes(code: str, known: Iterable[str]) -> list[str]:
 def unknown_language(field: str, code: str, known: Iterable[str]) -> UserError:
     """Return the error for a code that a model does not know, with the nearest known ones."""
     nearest = list_names(nearest_codes(code, known), MOST_CODES)
-    return UserError("language.unknown", field=field, value=code, known=nearest)
+    return UserError(
+        f"{field}={short_repr(code)} is not a language of this model. Use one of its codes: {nearest}.", field=field
+    )
 
 
 # -- tokens of a tokenizer ---------------------------------------------------------------------------------------------

@@ -21,14 +21,14 @@ class LockedError(UserError):
 
 
 @contextmanager
-def lock(path: Path, wait: float = 0.0, code: str = "output.locked", field: object = None) -> Iterator[OSError | None]:
+def lock(path: Path, wait: float = 0.0, field: object = None) -> Iterator[OSError | None]:
     """
     Hold a lock file, which names this process. The system releases the lock when the process ends, even when it is
     killed. Forked processes do not inherit it. It excludes other locks only; the files can still be read. Yield `None`,
     or the error of a file system that does not support locks.
 
-    If another process still holds the lock after `wait` seconds, raise [`LockedError`] with a `code`, a `field` (by
-    default `path`), and the detail `owner`. `OSError` if the lock file cannot be created.
+    If another process still holds the lock after `wait` seconds, raise [`LockedError`] about `field` (by default
+    `path`), which names the owner. `OSError` if the lock file cannot be created.
     """
     from filelock import FileLock, Timeout
 
@@ -37,7 +37,7 @@ def lock(path: Path, wait: float = 0.0, code: str = "output.locked", field: obje
     try:
         own.acquire()
     except Timeout as error:
-        raise LockedError(code, field=str(field or path), owner=owner_of(path)) from error
+        raise LockedError(f"{field or path} is in use ({owner_of(path)}).", field=field or path) from error
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import UserError
+from ..errors import UserError, short_repr
 
 
 def files_of_test_set(name: str, pairs: Sequence[str], download: bool = True) -> list[str]:
@@ -21,12 +21,18 @@ def files_of_test_set(name: str, pairs: Sequence[str], download: bool = True) ->
 
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=3) or sorted(DATASETS)[:3]
-        raise UserError("test_set.unknown", field="sacrebleu", value=name, near=", ".join(near))
+        raise UserError(
+            f"sacrebleu={short_repr(name)} is not a test set of sacrebleu, like {', '.join(near)}. sacrebleu --list "
+            "prints all.",
+            field="sacrebleu",
+        )
     dataset = DATASETS[name]
     pair = next((pair for pair in pairs if pair in dataset.langpairs), None)
     if pair is None:
         known = ", ".join(sorted(dataset.langpairs))
-        raise UserError("test_set.pair", field="pair", value=pairs[0], name=name, pairs=known)
+        raise UserError(
+            f"pair={short_repr(pairs[0])} is not a language pair of {name}. Use one of {known}.", field="pair"
+        )
     if not download:
         return []
     try:
@@ -34,6 +40,10 @@ def files_of_test_set(name: str, pairs: Sequence[str], download: bool = True) ->
         if missing := [file for file in files if not Path(file).is_file()]:
             raise FileNotFoundError(f"{missing[0]} is missing")
     except (Exception, SystemExit) as error:  # sacrebleu ends the process after some failures
-        details = {"folder": SACREBLEU_DIR, "pair": pair, "reason": str(error) or type(error).__name__}
-        raise UserError("test_set.not_downloaded", field="sacrebleu", value=name, **details) from error
+        raise UserError(
+            f"sacrebleu={name} cannot be downloaded ({str(error) or type(error).__name__}). Run sacrebleu -t {name} -l "
+            f"{pair} --echo src where there is a connection, and copy its folder ~/.sacrebleu to {SACREBLEU_DIR}, or "
+            "name files in source and target.",
+            field="sacrebleu",
+        ) from error
     return files

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._values import is_allowed
-from ..errors import UserError
+from ..errors import UserError, short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,20 +166,23 @@ def check_tree(words: Any, heads: Any, relations: Any) -> None:
     """Raise `UserError` unless three lists describe a tree, or several trees, over the words."""
     for name, values, kind in (("words", words, str), ("heads", heads, int), ("relations", relations, str)):
         if not isinstance(values, (list, tuple)):
-            raise UserError("tree.not_a_list", field=name, value=values)
+            raise UserError(f"{name} is {short_repr(values)}.", field=name)
         for value in values:
             if not is_allowed(value, kind, None):
                 allowed = "text" if kind is str else "integers"
-                raise UserError("tree.wrong_value", field=name, value=value, allowed=allowed)
+                raise UserError(f"{name} contains {short_repr(value)}. Pass {allowed}.", field=name)
     if not len(words) == len(heads) == len(relations):
-        raise UserError("tree.lengths", words=len(words), heads=len(heads), relations=len(relations))
+        raise UserError(f"{len(words)} words, {len(heads)} heads and {len(relations)} relations.")
     for number, (word, head) in enumerate(zip(words, heads, strict=True), start=1):
         if not word.strip():
-            raise UserError("tree.blank_word", value=word, number=number)
+            raise UserError(f"word {number} is blank.")
         if not 0 <= head <= len(words):
-            raise UserError("tree.head_beyond", value=head, number=number, word=word, count=len(words))
+            raise UserError(
+                f"the head of word {number} ({word}) is {short_repr(head)}, but the words are numbered from 1 to "
+                f"{len(words)}, and the head of a root is 0."
+            )
     if (first := first_in_cycle(heads)) is not None:
-        raise UserError("tree.cycle", value=words[first - 1], number=first)
+        raise UserError(f"the heads of word {first} ({short_repr(words[first - 1])}) form a cycle.")
 
 
 def first_in_cycle(heads: Sequence[int]) -> int | None:

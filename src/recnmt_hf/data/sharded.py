@@ -17,7 +17,7 @@ import pyarrow as pa
 from torch.utils.data import Dataset, Sampler
 
 from .._values import Range, check_value
-from ..errors import MissingFileError, UserError
+from ..errors import MissingFileError, UserError, short_repr
 from .batching import BatchLimits, TokenBatchSampler, combined
 from .files import digest_of_file
 from .sharding import FORMAT, MANIFEST, SHARDS, ShardRecord, open_table, path_of, read_signed
@@ -151,9 +151,11 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise MissingFileError("prepare.no_shard", field=str(path)) from error
+            raise MissingFileError(f"The shard {path} is missing.", field=path) from error
         if size != record.bytes:
-            raise UserError("prepare.damaged_shard", field=str(path), reason=f"{size} bytes instead of {record.bytes}")
+            raise UserError(
+                f"The shard {path} was altered or truncated ({size} bytes instead of {record.bytes}).", field=path
+            )
 
     def open(self, number: int) -> OpenShard:
         """Return a shard, and close the one that was unused for the longest time if too many are open."""
@@ -162,7 +164,9 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
             self.check_size(record)
             path = self.path(record)
             if digest_of_file(path) != record.sha256:
-                raise UserError("prepare.damaged_shard", field=str(path), reason="its checksum is not the manifest's")
+                raise UserError(
+                    f"The shard {path} was altered or truncated (its checksum is not the manifest's).", field=path
+                )
             self.open_shards[number] = OpenShard.of(open_table(path))
             while len(self.open_shards) > self.most_open:
                 self.open_shards.popitem(last=False)
@@ -178,7 +182,10 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
 def load_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of prepared data. `UserError` if there is none, or it is damaged."""
     if not (folder / MANIFEST).exists():
-        raise MissingFileError("prepare.no_manifest", field=str(folder))
+        raise MissingFileError(
+            f"{folder} has no prepared data, or its preparation was interrupted. Run recnmt prepare again.",
+            field=folder,
+        )
     manifest = read_signed(folder / MANIFEST) or {}
     try:
         shards = [ShardRecord(**record) for record in manifest["shards"]]
@@ -186,7 +193,11 @@ def load_manifest(folder: Path) -> dict[str, Any]:
     except (KeyError, TypeError):
         is_valid = False
     if not is_valid:
-        raise UserError("prepare.damaged_manifest", field=str(folder / MANIFEST))
+        raise UserError(
+            f"{folder / MANIFEST} is not the manifest of prepared data, or is damaged. Run recnmt prepare again into "
+            "an empty folder.",
+            field=folder / MANIFEST,
+        )
     return manifest
 
 
@@ -221,7 +232,10 @@ class PooledBatchSampler(Sampler[list[int]]):
         repeats = data.mixture.repeats(data.pairs_of_corpora()) if weights is None else weights
         self.pools = divide(data.shards, repeats, seed, max(pool, num_processes))
         if (drawn := sum(self.drawn_pairs())) < num_processes:  # weights may leave nothing
-            raise UserError("batches.too_few_pairs", value=num_processes, pairs=drawn)
+            raise UserError(
+                f"{drawn} sentence pairs are too few for {short_repr(num_processes)} processes. Use fewer processes "
+                "or more data; check whether length limits or weights of corpora leave out pairs."
+            )
         data.most_open = max(data.most_open, *map(len, self.pools))
         self.counts = [self.count(pool) for pool in self.pools]
 

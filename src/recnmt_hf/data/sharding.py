@@ -27,7 +27,7 @@ import pyarrow as pa
 from .._interrupts import end_with_parent
 from .._plain_text import is_blank
 from .._values import Range, check_options, option
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from .corpora import Corpus, count_equal, row_of_pair, tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
 from .deduplication import KEY_BYTES, KEYS_OF_DUPLICATES, first_occurrences, keys_of, read_keys
 from .files import digest_of_file, explained_writing, open_output
@@ -131,10 +131,9 @@ def blocks_of(corpus: Corpus, number: int, settings: ShardSettings) -> Iterator[
     ends = [line_ends(path, settings.shard_size) for path in files]
     counts = [count for count, _ in ends]
     if counts[0] != counts[1]:
-        names = {"source": files[0], "target": files[1]}
-        raise UserError("corpus.different_lengths", **names, sources=counts[0], targets=counts[1])
+        raise UserError(f"{files[0]} has {counts[0]} lines, but {files[1]} has {counts[1]}.")
     if not counts[0]:
-        raise UserError("corpus.no_pairs", field=" and ".join(files))
+        raise UserError(f"{' and '.join(files)} contains no sentence pairs.", field=" and ".join(files))
     for block, ranges in enumerate(zip(*(zip([0, *places], places, strict=False) for _, places in ends), strict=True)):
         yield Block(number, block, block * settings.shard_size + 1, ranges)
 
@@ -230,7 +229,11 @@ class ShardMaker:
         if self.settings.on_empty == "error" and not has_text.all():
             first = int(has_text.argmin())
             place = next(path for path, side in zip(files, sides, strict=True) if is_blank(side[first]))
-            raise UserError("corpus.empty_sentence", field=place, unit="line", number=block.first + first)
+            raise UserError(
+                f"{place}, line {block.first + first}: blank sentence. Remove the pair from both sides, or skip such "
+                'pairs with on_empty: skip (recipe) or on_empty="skip" (Python).',
+                field=place,
+            )
         return keep_rows(dict(zip(("source", "target"), sides, strict=True)), has_text, "empty", removed)
 
     def tokenize(self, columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
@@ -410,7 +413,7 @@ def finish(
         manifest = manifest_of(plan, records)
         if not manifest["pairs"]:
             removed = ", ".join(f"{reason}: {count}" for reason, count in manifest["removed"].items())
-            raise UserError("prepare.nothing_left", field=str(output), read=manifest["read"], removed=removed)
+            raise UserError(f"All {manifest['read']} pairs for {output} were removed ({removed}).", field=output)
         warn_about_unknown(manifest["unknown_tokens"], manifest["source_tokens"] + manifest["target_tokens"])
         with open_output(output / MANIFEST) as file:
             json.dump(signed(manifest), file, indent=1, ensure_ascii=False)
@@ -444,7 +447,9 @@ def check_plan(plan: Mapping[str, Any], output: Path) -> None:
         changed = [
             section for section in ("settings", "corpora", "tokenizers", "trees") if old.get(section) != plan[section]
         ]
-        raise UserError("prepare.other_data", field=str(output), changed=", ".join(changed) or "format")
+        raise UserError(
+            f"{output} has data that was prepared with other {', '.join(changed) or 'format'}.", field=output
+        )
 
 
 def signed(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -490,7 +495,10 @@ def make_shards(maker: ShardMaker, blocks: Iterator[Block], workers: int) -> Ite
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
     except BrokenProcessPool as error:
-        raise UserError("corpus.killed_process", field="--workers", value=workers) from error
+        raise UserError(
+            f"One of {short_repr(workers)} tokenization processes was killed. Reduce --workers if memory is short.",
+            field="--workers",
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 

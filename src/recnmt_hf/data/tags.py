@@ -9,16 +9,22 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from .._plain_text import control_ids, encode_plain, is_blank
-from ..errors import UserError
+from ..errors import UserError, short_repr
 
 
 def check_tags(tags: Sequence[Any], field: str, reserved: Sequence[str] = ()) -> None:
     """Raise `UserError` for a tag that is not text without spaces, is given twice, or is a control token."""
     for number, tag in enumerate(tags):
         if not isinstance(tag, str) or is_blank(tag) or len(tag.split()) != 1 or tag != tag.strip():
-            raise UserError("tag.not_a_word", field=f"{field}[{number}]", value=tag)
+            raise UserError(
+                f"{field}[{number}]={short_repr(tag)} is not a tag. Write text without spaces, such as >>de<<.",
+                field=f"{field}[{number}]",
+            )
         if tag in tags[:number] or tag in reserved:
-            raise UserError("tag.taken", field=f"{field}[{number}]", value=tag)
+            raise UserError(
+                f"{field}[{number}]={short_repr(tag)} is given twice, or is a control token.",
+                field=f"{field}[{number}]",
+            )
 
 
 def add_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> None:
@@ -55,4 +61,8 @@ def check_known(tokenizer: PreTrainedTokenizerBase, tag: str, field: str, is_tar
     ids = encode_plain(tokenizer, tag, is_target)["input_ids"]
     symbols = [id for id in ids if id not in control_ids(tokenizer)]
     if len(symbols) != 1 or symbols[0] == tokenizer.unk_token_id:
-        raise UserError("tag.unknown", field=field, value=tag, symbols=len(symbols))
+        raise UserError(
+            f"{field}={short_repr(tag)} is split into {len(symbols)} symbols. Add it to tokenizer.tags if the run "
+            "trains its tokenizer; otherwise use a tokenizer that contains it.",
+            field=field,
+        )

@@ -66,7 +66,7 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
     opened: Any
     if path is None:
         if sys.stdin is None:
-            raise UserError("input.closed")
+            raise UserError("Standard input is closed.")
         opened = getattr(sys.stdin, "buffer", sys.stdin)
         if not hasattr(opened, "peek"):  # standard input of an interactive shell
             content = opened.read()
@@ -76,16 +76,16 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
         opened = open_url(cast(str, path))
     else:
         if not str(path):
-            raise UserError("file.no_name")
+            raise UserError("The name of a file is empty.")
         try:
             opened = Path(path).open("rb")  # noqa: SIM115
         except FileNotFoundError as error:
             raise missing_file_error(Path(path)) from error
         except IsADirectoryError as error:
-            raise UserError("file.is_folder", field=str(path)) from error
+            raise UserError(f"{path} is a folder.", field=path) from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            raise UserError("file.unreadable", field=str(path), reason=reason) from error
+            raise UserError(f"{path} cannot be read ({reason}).", field=path) from error
     with opened as file:
         start = file.peek(4)[:4]
         if GZIP.match(start):
@@ -142,7 +142,9 @@ def open_url(url: str) -> IO[bytes]:
     except Exception as error:  # of many kinds; packages for the protocol may be missing
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         # The text of the cause may have the secrets.
-        raise UserError("file.unreadable", field=url, reason=reason) from (None if url != original_url(url) else error)
+        raise UserError(f"{url} cannot be read ({reason}).", field=url) from (
+            None if url != original_url(url) else error
+        )
 
 
 def is_plain_file(path: str | Path) -> bool:
@@ -157,11 +159,13 @@ def is_plain_file(path: str | Path) -> bool:
 def missing_file_error(path: Path) -> MissingFileError:
     """Return the error for a missing file, with the names of the files in its folder."""
     if path.is_symlink():
-        return MissingFileError("file.broken_link", field=str(path), target=os.readlink(path))
+        return MissingFileError(f"{path} is a link to {os.readlink(path)}, which does not exist.", field=path)
     if not path.parent.is_dir():
-        return MissingFileError("file.no_folder", field=str(path), folder=path.parent)
+        return MissingFileError(f"{path} does not exist, because the folder {path.parent} does not.", field=path)
     names = ", ".join(sorted(other.name for other in path.parent.glob("[!.]*"))[:8])
-    return MissingFileError("file.missing", field=str(path), folder=path.parent.absolute(), names=names or "no files")
+    return MissingFileError(
+        f"{path} does not exist. {path.parent.absolute()} contains {names or 'no files'}.", field=path
+    )
 
 
 def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[str]:
@@ -176,25 +180,27 @@ def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[st
         try:
             for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
                 if len(line) == MAX_LINE_BYTES:
-                    raise UserError("file.line_too_long", field=name, line=number, most=MAX_LINE_BYTES)
+                    raise UserError(f"{name}, line {number}: more than {MAX_LINE_BYTES:,} bytes.", field=name)
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 yield line.decode().strip(strip)
         except UnicodeDecodeError as error:
             raise not_utf8_error(error, name, number, line) from error
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UserError("file.damaged_gzip", field=name, line=number) from error
+            raise UserError(f"{name} is truncated or damaged after line {number}.", field=name) from error
         except OSError as error:
             if error.errno is not None or ("ZSTD" not in str(error).upper() and "compressed" not in str(error)):
                 raise
-            raise UserError("file.damaged_gzip", field=name, line=number) from error
+            raise UserError(f"{name} is truncated or damaged after line {number}.", field=name) from error
 
 
 def not_utf8_error(error: UnicodeDecodeError, name: str, number: int, line: bytes) -> UserError:
     """Return the error for a line of a file that is not UTF-8."""
     wide = number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     encoding = "UTF-16" if wide else "LATIN1"
-    return UserError("file.not_utf8", field=name, line=number, reason=error.reason, encoding=encoding)
+    return UserError(
+        f"{name}, line {number}: not UTF-8 ({error.reason}). Run e.g. `iconv -f {encoding} -t UTF-8`.", field=name
+    )
 
 
 def lines_of_bytes(content: bytes, name: str, first: int) -> list[str]:
@@ -206,7 +212,7 @@ def lines_of_bytes(content: bytes, name: str, first: int) -> list[str]:
     if len(content) >= MAX_LINE_BYTES:
         for number, line in enumerate(content.split(b"\n"), start=first):
             if len(line) >= MAX_LINE_BYTES:
-                raise UserError("file.line_too_long", field=name, line=number, most=MAX_LINE_BYTES)
+                raise UserError(f"{name}, line {number}: more than {MAX_LINE_BYTES:,} bytes.", field=name)
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -236,7 +242,7 @@ def read_aligned(
                 ends = zip(row, sides, strict=True)
                 first, *counts = (number - (line is None) + sum(1 for _ in side) for line, side in ends)
                 path, count = next(pair for pair in zip(paths[1:], counts, strict=True) if pair[1] != first)
-                raise UserError("corpus.different_lengths", source=paths[0], target=path, sources=first, targets=count)
+                raise UserError(f"{paths[0]} has {first} lines, but {path} has {count}.")
             yield number, row
 
     return skip_blank_pairs(rows(), [str(path) for path in paths], on_empty)
@@ -257,9 +263,16 @@ def skip_blank_pairs(
         if not blank:
             yield pair
         elif on_empty == "error":
-            raise UserError("corpus.empty_sentence", field=blank[0], unit=unit, number=number)
+            raise UserError(
+                f"{blank[0]}, {unit} {number}: blank sentence. Remove the pair from both sides, or skip such pairs "
+                'with on_empty: skip (recipe) or on_empty="skip" (Python).',
+                field=blank[0],
+            )
     if is_empty:
-        raise UserError("corpus.no_pairs", field=" and ".join(dict.fromkeys(places)))
+        raise UserError(
+            f"{' and '.join(dict.fromkeys(places))} contains no sentence pairs.",
+            field=" and ".join(dict.fromkeys(places)),
+        )
 
 
 def read_tsv(path: str | Path) -> Iterator[tuple[int, SentencePair]]:
@@ -270,7 +283,10 @@ def read_tsv(path: str | Path) -> Iterator[tuple[int, SentencePair]]:
     for number, line in enumerate(read_lines(path, "\r\n"), start=1):
         fields = [part.strip() for part in line.split("\t")] if line else ["", ""]
         if len(fields) != 2:
-            raise UserError("corpus.tsv_fields", field=str(path), line=number, count=len(fields))
+            raise UserError(
+                f"{path}, line {number}: got {len(fields)} fields. Write source and target, separated by one tab.",
+                field=path,
+            )
         yield number, SentencePair(*fields)
 
 
@@ -294,8 +310,11 @@ def read_jsonl(
         except UserError:
             raise
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            names = {"source": source_key, "target": target_key}
-            raise UserError("corpus.json_line", field=str(path), line=number, **names, reason=str(error)) from error
+            raise UserError(
+                f"{path}, line {number}: expected a JSON object with text for {source_key!r} and {target_key!r} "
+                f"({error}).",
+                field=path,
+            ) from error
         yield number, pair
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .._loading_errors import explained_loading
 from .._values import Range, check_value
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from .tags import add_tags, check_tags
 
 
@@ -73,14 +73,21 @@ def train_tokenizer(
     if byte_fallback is None:
         byte_fallback = kind == "bpe" and vocab_size >= BYTE_FALLBACK_SIZE
     if byte_fallback and kind != "bpe":
-        raise UserError("tokenizer.byte_fallback", field="byte_fallback", value=byte_fallback, kind=kind)
+        raise UserError(
+            f"byte_fallback={short_repr(byte_fallback)} is only supported with kind=bpe, got {kind}.",
+            field="byte_fallback",
+        )
     check_tags(tags, "tags", SPECIAL_TOKENS)
     vocab_size -= len(tags)
     reserved = len(SPECIAL_TOKENS) + (len(BYTES) if byte_fallback else 0)
     if vocab_size <= reserved:
-        raise UserError("tokenizer.vocabulary_too_small", field="vocab_size", value=vocab_size, reserved=reserved)
+        raise UserError(
+            f"vocab_size={short_repr(vocab_size)} must be above {reserved}, the number of control tokens and bytes. "
+            "Use a few thousand for BPE, or at least the size of the alphabet for characters.",
+            field="vocab_size",
+        )
     if isinstance(texts, str):
-        raise UserError("tokenizer.single_text", field="texts", value=texts)
+        raise UserError(f"texts must be a list of sentences, got one text ({short_repr(texts)}).", field="texts")
     # Only variants of space and of Unicode composition are unified.
     steps = [normalizers.NFC(), normalizers.Replace(Regex(rf"[\s\u200b{GLUE}]+"), " "), normalizers.Strip()]
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN) if kind == "bpe" else models.WordLevel(unk_token=UNKNOWN))
@@ -94,7 +101,7 @@ def train_tokenizer(
     tokenizer.train_from_iterator(check_texts(texts), trainer_class(**settings, show_progress=False))
     learned = set(tokenizer.get_vocab()) - {*SPECIAL_TOKENS, *([GLUE] if byte_fallback else [])}
     if not learned:
-        raise UserError("tokenizer.no_text", field="texts")
+        raise UserError("texts contain no text to train a tokenizer on.", field="texts")
     if byte_fallback:
         tokenizer = add_byte_tokens(tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -119,7 +126,7 @@ def check_texts(texts: Iterable[str]) -> Iterator[str]:
     """Yield texts, or raise [`UserError`] for other values."""
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
-            raise UserError("tokenizer.not_text", field="texts", value=text, number=number)
+            raise UserError(f"item {number} must be text, got {short_repr(text)}.", field="texts")
         yield text
 
 
@@ -189,4 +196,6 @@ def require_control_tokens(tokenizer: PreTrainedTokenizerBase, path: str | Path)
     """Raise `UserError` if a tokenizer from `path` has no padding or end-of-sentence token."""
     for name in ("pad_token", "eos_token"):
         if getattr(tokenizer, f"{name}_id") is None:
-            raise UserError("tokenizer.no_control_token", field=str(path), name=name)
+            raise UserError(
+                f"The tokenizer in {path} has no {name}. Set tokenizer.{name} and save it again.", field=path
+            )

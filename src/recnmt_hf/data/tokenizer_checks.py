@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from .._plain_text import encode_plain
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from .languages import in_languages, language_ids
 
 
@@ -91,17 +91,34 @@ def missing_padding_error(tokenizer: PreTrainedTokenizerBase, side: str) -> User
     folder = own if side == "target" and own.is_dir() else folder
     file = folder / "tokenizer_config.json"
     if str(tokenizer.name_or_path) and folder.is_dir() and not file.exists():
-        return UserError("tokenizer.missing_settings", field=f"{side} tokenizer", file=file)
-    return UserError("tokenizer.no_padding", field=f"{side} tokenizer")
+        return UserError(
+            f"The {side} tokenizer has no padding token. Copy the missing {file} from the original model.",
+            field=f"{side} tokenizer",
+        )
+    return UserError(
+        f"The {side} tokenizer has no padding token. Set tokenizer.pad_token to the one used in training.",
+        field=f"{side} tokenizer",
+    )
 
 
 def check_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any], side: str) -> None:
     """Raise `UserError` if symbols or encodings do not match a stamp. Those of older releases have no encodings."""
     own = stamp(tokenizer, expected.get("symbols"), side == "target")
     if own["sha256"] != expected.get("sha256"):
-        raise UserError("tokenizer.other_symbols", field=f"{side} tokenizer")
+        raise UserError(
+            f"The {side} tokenizer has other symbols than the one that the model was trained with. Use the tokenizer "
+            "that training saved. After training again, call stamp_tokenizers(model.config, ...) and save the model. "
+            "check=False disables this check (Python).",
+            field=f"{side} tokenizer",
+        )
     if expected.get("behaviour") is not None and own.get("behaviour") != expected["behaviour"]:
-        raise UserError("tokenizer.other_encoding", field=f"{side} tokenizer")
+        raise UserError(
+            f"The {side} tokenizer has the same symbols as the one that the model was trained with, but encodes text "
+            "differently (tokenizer.json or its settings were changed). Use the tokenizer that training saved. After "
+            "training again, call stamp_tokenizers(model.config, ...) and save the model. check=False disables this "
+            "check (Python).",
+            field=f"{side} tokenizer",
+        )
 
 
 def check_end(model: Any, target: PreTrainedTokenizerBase) -> None:
@@ -113,12 +130,25 @@ def check_end(model: Any, target: PreTrainedTokenizerBase) -> None:
     for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):
         trained, used = (ids_of(settings, name) for settings in (config, generation))
         if trained and used and not trained & used:
-            raise UserError("model.other_control_token", field=name, value=min(used), trained=min(trained))
+            raise UserError(
+                f"{name} is {short_repr(min(used))} in generation_config.json, but {min(trained)} in config.json. "
+                "Write the one used in training into both, or disable this check with check=False (Python).",
+                field=name,
+            )
     ends = ids_of(config, "eos_token_id") | ids_of(generation, "eos_token_id")
     if not ends:
-        raise UserError("model.no_end_token", field="eos_token_id")
+        raise UserError(
+            "The model has no eos_token_id, so it could not end a sentence. Write the one used in training into "
+            "config.json, or disable this check with check=False (Python).",
+            field="eos_token_id",
+        )
     if target.eos_token_id is not None and target.eos_token_id not in ends:
-        raise UserError("tokenizer.other_end", field="target tokenizer", value=target.eos_token_id, trained=min(ends))
+        raise UserError(
+            f"The target tokenizer ends sentences with token {short_repr(target.eos_token_id)}, the model with "
+            f"{min(ends)}. Use the tokenizer that the model was trained with, or disable this check with check=False "
+            "(Python).",
+            field="target tokenizer",
+        )
 
 
 def ids_of(settings: Any, name: str) -> set[int]:
@@ -126,5 +156,9 @@ def ids_of(settings: Any, name: str) -> set[int]:
     value = getattr(settings, name, None)
     values = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
     if value == [] or any(isinstance(number, bool) or not isinstance(number, int) for number in values):
-        raise UserError("model.token_ids", field=name, value=value)
+        raise UserError(
+            f"{name}={short_repr(value)} must be a token id or a list of them. Correct it (config.json, "
+            "generation_config.json, recnmt_engine.json), or export the model again.",
+            field=name,
+        )
     return set(values)

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import has_file
 
 from .._loading_errors import explained_loading, looks_local
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from .tokenization import load_unchecked
 from .tokenizer_checks import STAMPS, check_end, check_stamp, missing_padding_error, number_of_symbols, vocabulary_sizes
 from .tree_inputs import RELATIONS_FILE, Relations, TreeEncoder, tree_options
@@ -97,8 +97,11 @@ class TokenizerPair:
         if options is None or self.relations is None:
             return None
         if len(self.relations) > model_config.num_relations:
-            sizes = {"value": len(self.relations), "rows": model_config.num_relations}
-            raise UserError("trees.other_relations", field=RELATIONS_FILE, **sizes)
+            raise UserError(
+                f"{RELATIONS_FILE} has {len(self.relations)} relations, but the model has "
+                f"{model_config.num_relations}.",
+                field=RELATIONS_FILE,
+            )
         return TreeEncoder(self.source, self.relations, **options)
 
     def check(self, model: Any, strict: bool = True) -> None:
@@ -124,13 +127,21 @@ class TokenizerPair:
             if tokenizer.pad_token_id is None:
                 raise missing_padding_error(tokenizer, side)
             if size > rows:
-                raise UserError("tokenizer.too_many_symbols", field=name, value=size, rows=rows)
+                raise UserError(
+                    f"The {name} has {short_repr(size)} symbols, but the model's embedding has {rows} rows. Use the "
+                    "tokenizer that the model was trained with, or resize the embeddings.",
+                    field=name,
+                )
             if not strict:
                 continue
             if isinstance(stamps, Mapping) and isinstance(stamps.get(side), Mapping):
                 check_stamp(tokenizer, stamps[side], side)
             elif rows - size > EXTRA_ROWS and rows not in {-(-size // step) * step for step in MULTIPLES}:
-                raise UserError("tokenizer.other_size", field=name, value=size, rows=rows)
+                raise UserError(
+                    f"The {name} has {short_repr(size)} symbols, but the model's embedding has {rows} rows. Use the "
+                    "tokenizer that the model was trained with, or disable this check with check=False (Python).",
+                    field=name,
+                )
         if strict:
             self.check_padding(getattr(config, "pad_token_id", None))
             check_end(model, self.target)
@@ -144,7 +155,10 @@ class TokenizerPair:
         named = {"source tokenizer": source, "target tokenizer": target, "model": pad_token_id}
         ids = {name: id for name, id in named.items() if id is not None}
         if len(set(ids.values())) > 1:
-            raise UserError("tokenizer.padding_ids", ids=", ".join(f"{name} {id}" for name, id in ids.items()))
+            raise UserError(
+                f"The padding ids differ ({', '.join((f'{name} {id}' for name, id in ids.items()))}), but the model "
+                "has one id for both sides. Use tokenizers with the same padding id; `recnmt tokenizer` sets it to 0."
+            )
 
 
 def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: Any) -> PreTrainedTokenizerBase | None:

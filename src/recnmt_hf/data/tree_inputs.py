@@ -101,7 +101,9 @@ class Relations:
                 raise ValueError("subtypes must be true or false")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise UserError("relations.damaged", field=f"{path}/{RELATIONS_FILE}", reason=reason) from error
+            raise UserError(
+                f"{path}/{RELATIONS_FILE} is damaged ({reason}).", field=f"{path}/{RELATIONS_FILE}"
+            ) from error
         return cls(tuple(names), subtypes)
 
     def save(self, folder: str | Path) -> None:
@@ -142,7 +144,11 @@ class TreeEncoder:
         root: str = "none",
     ):
         if not tokenizer.is_fast:
-            raise UserError("trees.slow_tokenizer", field=type(tokenizer).__name__)
+            raise UserError(
+                f"{type(tokenizer).__name__} does not know the word of each token, which dependency trees require. "
+                "Use a fast tokenizer (tokenizer.json).",
+                field=type(tokenizer).__name__,
+            )
         self.tokenizer, self.relations = tokenizer, relations
         self.subwords, self.root = subwords, root
         self.ids = {name: id for id, name in enumerate(relations.names)}

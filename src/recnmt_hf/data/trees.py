@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .._plain_text import is_blank
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from .records import ParsedSentence
 from .text import read_lines
 
@@ -41,7 +41,7 @@ def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
         try:
             return rows[0][0], ParsedSentence(words, heads, relations)
         except UserError as error:  # about one word
-            raise at_place(error, f"{path}, line {rows[error.details['number'] - 1][0]}") from error
+            raise at_place(error, f"{path}, line {rows[0][0]}") from error
 
     for number, line in enumerate(read_lines(path, "\r\n"), start=1):
         if not line.strip():
@@ -52,13 +52,23 @@ def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
             row = line.split("\t")
             place = f"{path}, line {number}"
             if len(row) != CONLLU_COLUMNS:
-                raise UserError("conllu.columns", field=place, count=len(row))
+                raise UserError(
+                    f"got {len(row)} columns. Write the ten columns of CoNLL-U, separated by tabs.", field=place
+                )
             if "-" in row[ID] or "." in row[ID]:
                 continue
             if row[ID] != str(len(rows) + 1):
-                raise UserError("conllu.word_number", field=place, value=row[ID], expected=len(rows) + 1)
+                raise UserError(
+                    f"the word has the ID {short_repr(row[ID])}, expected {len(rows) + 1}. Number the words of a "
+                    "sentence 1, 2, 3, ..., and separate sentences by a blank line.",
+                    field=place,
+                )
             if not row[HEAD].isdecimal() or len(row[HEAD]) > MOST_DIGITS:
-                raise UserError("conllu.head", field=place, value=row[HEAD])
+                raise UserError(
+                    f"the HEAD {short_repr(row[HEAD])} is not the number of a word. Parse the file; the HEAD of a "
+                    "root is 0.",
+                    field=place,
+                )
             rows.append((number, row))
     if rows:
         yield sentence()
@@ -79,21 +89,26 @@ def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Pat
             continue
         row, sentence = next(sentences, (0, None))
         if sentence is None:
-            raise UserError("trees.too_few", field=f"{name}, line {line}", trees=trees)
+            raise UserError(f"the tree is missing, because {trees} has fewer trees.", field=f"{name}, line {line}")
         parsed = sentence.with_text(source)
         if parsed is None:
-            counts = {"words": len(source.split()), "count": len(str(sentence).split())}
-            raise UserError("trees.word_count", field=f"{name}, line {line}", trees=trees, row=row, **counts)
+            raise UserError(
+                f"{len(source.split())} words, but the tree ({trees}, line {row}) has {len(str(sentence).split())}.",
+                field=f"{name}, line {line}",
+            )
         yield parsed
     if (rest := next(sentences, None)) is not None:
-        raise UserError("trees.too_many", field=f"{trees}, line {rest[0]}", text=name, lines=line)
+        raise UserError(f"{name} has only {line} lines.", field=f"{trees}, line {rest[0]}")
 
 
 def sentence_of_columns(record: Mapping[str, Any], place: str) -> ParsedSentence:
     """Return the sentence in the columns `source_tokens`, `source_heads` and `source_relations` of a row."""
     missing = [name for name in COLUMNS if (record or {}).get(name) is None]
     if missing:
-        raise UserError("trees.no_column", field=place, value=missing[0], names=", ".join(COLUMNS))
+        raise UserError(
+            f"{short_repr(missing[0])} is missing. A corpus with tree_columns needs the columns {', '.join(COLUMNS)}.",
+            field=place,
+        )
     try:
         return ParsedSentence(*(record[name] for name in COLUMNS))
     except UserError as error:
@@ -104,7 +119,7 @@ def at_place(error: UserError, place: str, names: Mapping[str, str] | None = Non
     """Return an error about a tree with its place in a file; `names` are those of the lists there."""
     name = error.field if names is None or error.field is None else names.get(error.field, error.field)
     field = place if name is None else f"{place}: {name}"
-    return UserError(error.code, field=field, value=error.value, **error.details)
+    return UserError(error.message, field=field)
 
 
 def columns_of_tree(tree: ParsedSentence | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from .._plain_text import is_blank
 from ..data.text import open_bytes, read_lines
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.options import DecodingOptions
 from ..inference.results import Hypothesis
 from ..inference.splitting import join_texts, split_sentences, split_text
@@ -101,7 +101,9 @@ def decoding_options(limits: Limits, beams: Any, hypotheses: Any, penalty: Any) 
     """Return the options of a request; `UserError` for values that are not allowed or beyond the limits."""
     for name, value in (("beams", beams), ("num_hypotheses", hypotheses)):
         if isinstance(value, (int, float)) and value > limits.max_beams:
-            raise UserError("demo.too_many", field=name, value=value, most=limits.max_beams)
+            raise UserError(
+                f"{name}={short_repr(value)} is not allowed; it must be at most {limits.max_beams:,}.", field=name
+            )
     return DecodingOptions(
         beams=beams, num_hypotheses=hypotheses, length_penalty=penalty, max_tokens=limits.batch_tokens, on_long="split"
     )
@@ -110,7 +112,9 @@ def decoding_options(limits: Limits, beams: Any, hypotheses: Any, penalty: Any) 
 def check_length(text: str, limits: Limits, place: str = "The text") -> None:
     """Raise `UserError` for a text with too many characters."""
     if len(text) > limits.max_characters:
-        raise UserError("demo.too_long", field=place, count=len(text), most=limits.max_characters)
+        raise UserError(
+            f"{place} has {len(text):,} characters, and the limit is {limits.max_characters:,}.", field=place
+        )
 
 
 def split_into_segments(translator: Translator, text: str, options: DecodingOptions, limits: Limits) -> list[Segment]:
@@ -190,7 +194,7 @@ def align(state: Progress, segment: Segment) -> None:
     try:
         segment.alignment = next(align_pairs(state.model.translator, [segment.opening + segment.source], [best]))
     except UserError as error:
-        if error.code.startswith(("alignment.", "model.")):  # of the model, not of this sentence
+        if not str(error.field).startswith("Pair "):  # of the model, not of this sentence
             state.no_attention = str(error)
 
 
@@ -209,15 +213,15 @@ def read_upload(path: str | Path, name: str, limits: Limits) -> list[str]:
         with open_bytes(path) as file, suppress(OSError, EOFError, ValueError):
             is_larger = len(file.read(limits.max_file_size + 1)) > limits.max_file_size
     if is_larger:
-        raise UserError("demo.file_size", field=name, most=limits.max_file_size)
+        raise UserError(f"{name} has more than {limits.max_file_size:,} bytes.", field=name)
     try:
         lines = list(islice(read_lines(path), limits.max_lines + 1))
     except UserError as error:
-        raise UserError(error.code, field=name, value=error.value, **error.details) from error
+        raise UserError(error.message.replace(str(path), name), field=name) from error
     if not lines:
-        raise UserError("file.empty", field=name)
+        raise UserError(f"{name} is empty.", field=name)
     if len(lines) > limits.max_lines:
-        raise UserError("demo.too_many_lines", field=name, most=limits.max_lines)
+        raise UserError(f"{name} has more than {limits.max_lines:,} lines.", field=name)
     for number, line in enumerate(lines, start=1):
         check_length(line, limits, f"{name}, line {number}")
     return lines

@@ -69,10 +69,10 @@ def load_models(paths: Sequence[str | Path], **settings: Any) -> list[DemoModel]
     """
     words = [folder_of_model(path) for path in paths]
     if not words:
-        raise UserError("demo.no_models", field="models")
+        raise UserError("There is no model to show.", field="models")
     for number, word in enumerate(words):
         if word in words[:number]:
-            raise UserError("demo.same_model", field=word)
+            raise UserError(f"The model {word} is given twice.", field=word)
     translators = [Translator.from_pretrained(word, **settings) for word in words]
     takes = [not (is_export(word) and read_export_settings(word).format == "ctranslate2") for word in words]
     return [DemoModel(*row) for row in zip(short_names(words), words, translators, takes, strict=True)]

@@ -160,7 +160,7 @@ class Page:
             try:
                 lines = read_upload(upload, upload.name, self.limits)
             except FileNotFoundError as error:  # another visitor uploaded the same file, which was deleted
-                raise UserError("demo.upload_again", field=upload.name) from error
+                raise UserError(f"The upload of {upload.name} was deleted.", field=upload.name) from error
             finally:
                 upload.unlink(missing_ok=True)
                 with suppress(OSError):

@@ -130,10 +130,18 @@ def free_port(host: str, port: int | None) -> int:
         with socket.socket(family, kind, protocol) as probe:
             probe.bind((address[0], 0))
     except OSError as error:
-        raise UserError("demo.host", field=host, reason=error.strerror or str(error)) from error
+        raise UserError(
+            f"{host} is not an address of this machine ({error.strerror or str(error)}). Use 127.0.0.1, or 0.0.0.0 "
+            "for other machines.",
+            field=host,
+        ) from error
     for candidate in PORTS if port is None else [port]:
         with suppress(OSError), socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((address[0], candidate))
             return candidate
-    raise UserError("demo.port", field=f"{host}:{PORTS[0] if port is None else port}")
+    raise UserError(
+        f"{host}:{PORTS[0] if port is None else port} cannot be used: the port is taken or reserved. Choose another "
+        "one with --port.",
+        field=f"{host}:{PORTS[0] if port is None else port}",
+    )

@@ -81,7 +81,7 @@ def write_card(
     folder = model_folder(folder)
     path = folder / CARD
     if path.is_symlink():
-        raise UserError("card.link", field=str(path))
+        raise UserError(f"{path} is a symbolic link, which is not overwritten.", field=path)
     with tempfile.TemporaryDirectory() as copy:
         write_checked_copy(folder, Path(copy))
         evidence = Evidence.load(folder)
@@ -128,7 +128,10 @@ def fill_template(data: ModelCardData, values: Mapping[str, Any], template: Path
         return ModelCard.from_template(data, template_str=template.read_text(encoding="utf-8"), **values)
     except (OSError, TemplateError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError("card.template", field=str(template), reason=reason, default=TEMPLATE) from error
+        raise UserError(
+            f"The card template {template} failed ({reason}). Correct it; the default template is {TEMPLATE}.",
+            field=template,
+        ) from error
 
 
 def run_isolated(code: str) -> str:
@@ -150,9 +153,10 @@ def run_isolated(code: str) -> str:
                 timeout=TIME_LIMIT,
             )
         except subprocess.TimeoutExpired as error:
-            raise UserError("card.code", reason=f"it takes longer than {TIME_LIMIT} seconds") from error
+            raise UserError(f"The code of the card fails (it takes longer than {TIME_LIMIT} seconds).") from error
     if result.returncode != 0:
-        raise UserError("card.code", reason=shorten(result.stderr.strip().rpartition("\n")[2]))
+        reason = shorten(result.stderr.strip().rpartition("\n")[2])
+        raise UserError(f"The code of the card fails ({reason}).")
     return result.stdout.strip()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from .._loading_errors import FINAL, folder_of_model, looks_local
 from ..data.tokenizer_pair import TokenizerPair
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.loading import load_model, missing_model_error
 from ..inference.model_checks import check_weights
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
@@ -35,10 +35,17 @@ def short_name(model: str | Path) -> str:
 def check_fields(config: Any, engine: str, needed: Mapping[str, Sequence[Any]]) -> None:
     """Raise `UserError` unless a configuration is that of a base Transformer whose fields have values of `needed`."""
     if config.model_type != NMTTransformerConfig.model_type:
-        raise UserError("export.family", engine=engine, family=config.model_type)
+        raise UserError(
+            f"{engine} does not support {config.model_type}. Export an nmt_transformer, or run this model with "
+            "`recnmt translate`, e.g. with --quantization int8."
+        )
     for name, allowed in needed.items():
         if (value := getattr(config, name)) not in allowed:
-            raise UserError("export.config", engine=engine, field=name, value=value)
+            raise UserError(
+                f"{engine} does not support {name}={short_repr(value)}. Use `recnmt translate`, or train a model "
+                "without it.",
+                field=name,
+            )
 
 
 def load_checked(
@@ -66,10 +73,17 @@ def write_checked_copy(
     loaded with `trust_remote_code=True`.
     """
     if (folder / "adapter_config.json").is_file():
-        raise UserError("model.adapter", field=str(folder))
+        raise UserError(
+            f"{folder} contains an adapter. Merge it (merge_and_unload) and save, or push it with peft.", field=folder
+        )
     model, tokenizers = load_checked(folder)
     if not type(model).__module__.startswith(("recnmt_hf.", "transformers.")):
-        raise UserError("model.own_code", field=str(folder), value=type(model).__qualname__)
+        raise UserError(
+            f"{folder} has the class {short_repr(type(model).__qualname__)}, and cards and uploads support only those "
+            "of this package and of transformers. Write README.md yourself, and upload the folder with "
+            "huggingface_hub.",
+            field=folder,
+        )
     adjust(model)
     # The entry may name code of any repository or folder. Saving adds the code that was loaded.
     vars(model.config).pop("auto_map", None)

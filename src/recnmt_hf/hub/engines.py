@@ -166,5 +166,5 @@ def symbols_of(tokenizer: Any, rows: int) -> list[str]:
     symbols = {number: symbol for symbol, number in tokenizer.get_vocab().items()}
     names = [symbols.get(number, f"<row {number}>") for number in range(rows)]
     if len(set(names)) < rows:
-        raise UserError("export.symbols")
+        raise UserError("Two rows of the embedding have the same name.")
     return names

@@ -90,8 +90,10 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
     model.to(marian.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
     missing, unknown = model.load_state_dict(source, strict=False)
     if unknown or missing:
-        names = {"unknown": ", ".join(sorted(unknown)) or "none", "missing": ", ".join(sorted(missing)) or "none"}
-        raise UserError("marian.parameters", **names)
+        raise UserError(
+            f"This is not a standard MarianMT model: unknown parameters {', '.join(sorted(unknown)) or 'none'}; "
+            f"missing {', '.join(sorted(missing)) or 'none'}."
+        )
     model.generation_config = marian.generation_config
     model.to(marian.device)  # type: ignore[arg-type]  # as above
     return model.eval()
@@ -105,12 +107,16 @@ def check_folder(folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise missing_model_error(str(folder))
     if not any(folder.glob("*.safetensors")) and (pickled := sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])):
-        raise UserError("weights.pickled", field=str(pickled[0]))
+        raise UserError(
+            f"Loading {pickled[0]} may run code, because it is pickled. If you trust it, load it with "
+            "MarianMTModel.from_pretrained and save it again as safetensors.",
+            field=pickled[0],
+        )
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118  (it is not a mapping)
                 if "F" not in (kind := weights.get_slice(name).get_dtype()):  # floats are F32, BF16, F8_E4M3, ...
-                    raise UserError("weights.damaged", field=str(file), reason=f"{name} has the type {kind}")
+                    raise UserError(f"The weights in {file} are damaged ({name} has the type {kind}).", field=file)
 
 
 def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path:

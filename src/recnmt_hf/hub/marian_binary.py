@@ -16,7 +16,7 @@ import yaml
 from .._bounded_reading import MAX_BYTES, read_bounded
 from .._loading_errors import remove_remedy, shorten
 from ..data.text import is_url, open_bytes
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..training.recipe_yaml import load_yaml
 
 
@@ -60,11 +60,20 @@ def read_marian_file(path: str | Path) -> MarianFile:
     arrays, is_quantized = (read_npz if is_archive else read_binary)(content, str(path))
     settings = arrays.pop(SETTINGS, None)
     if settings is None:
-        raise UserError("marian.no_settings", field=str(path))
+        raise UserError(
+            f"{path} has no settings (special:model.yml), so it is not a model of Marian. Pass model.npz, not the "
+            "state of the optimizer.",
+            field=path,
+        )
     floats = {}
     for name, array in arrays.items():
         if array.dtype not in (np.float32, np.float16):
-            raise UserError("marian.item_type", field=str(path), name=name[:60], value=str(array.dtype))
+            raise UserError(
+                f"the array {name[:60]} has the type {short_repr(str(array.dtype))}, which is not supported or "
+                "depends on the processor. Pass the .npz file, or convert that with marian-conv --gemm-type float32 "
+                "or intgemm8.",
+                field=path,
+            )
         if not name.endswith(INPUT_SCALE):
             floats[name] = array.astype(np.float32)
     return MarianFile(floats, parse_settings(settings.tobytes(), str(path)), is_quantized)
@@ -89,7 +98,7 @@ def parse_settings(content: bytes, path: str) -> dict[str, Any]:
                 raise ValueError(f"the value of {name[:60]} is neither a number nor a word")
     except ValueError as error:
         reason = "its settings are not valid YAML: " + remove_remedy(error)
-        raise UserError("marian.damaged", field=path, reason=reason) from error
+        raise UserError(f"{path} is not an intact model of Marian ({reason}).", field=path) from error
     return settings
 
 
@@ -110,7 +119,9 @@ def read_npz(content: bytes, path: str) -> tuple[dict[str, np.ndarray], bool]:
                 if not isinstance(arrays[name], np.ndarray):  # bytes of another file
                     raise ValueError(f"{name} is not an array")
     except Exception as error:  # numpy, zipfile and zlib raise errors of many kinds about damaged files
-        raise UserError("marian.damaged", field=path, reason=shorten(str(error) or type(error).__name__)) from error
+        raise UserError(
+            f"{path} is not an intact model of Marian ({shorten(str(error) or type(error).__name__)}).", field=path
+        ) from error
     return arrays, False
 
 
@@ -169,11 +180,16 @@ def read_binary(content: bytes, path: str) -> tuple[dict[str, np.ndarray], bool]
             elif kind in PLAIN_TYPES:
                 arrays[name] = array_of(data, PLAIN_TYPES[kind], shape)
             else:
-                raise UserError("marian.item_type", field=path, name=name[:60], value=f"0x{kind:x} {shape}")
+                raise UserError(
+                    f"the array {name[:60]} has the type {short_repr(f'0x{kind:x} {shape}')}, which is not supported "
+                    "or depends on the processor. Pass the .npz file, or convert that with marian-conv --gemm-type "
+                    "float32 or intgemm8.",
+                    field=path,
+                )
     except UserError:
         raise
     except (ValueError, struct.error) as error:  # from struct or numpy about an impossible shape
-        raise UserError("marian.damaged", field=path, reason=str(error)) from error
+        raise UserError(f"{path} is not an intact model of Marian ({error}).", field=path) from error
     return arrays, is_quantized
 
 

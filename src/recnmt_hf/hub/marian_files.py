@@ -17,7 +17,7 @@ from ..data.languages import list_names
 from ..data.text import open_bytes
 from ..data.tokenizer_checks import stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.loading import quiet_loading
 from ..inference.model_checks import check_weights
 from ..inference.model_settings import start_id
@@ -133,7 +133,10 @@ def build_model(
     if needed != arrays.keys():
         sides = (sorted({name[:60] for name in names}) for names in (arrays.keys() - needed, needed - arrays.keys()))
         unknown, missing = (list_names(names) or "none" for names in sides)
-        raise UserError("marian.arrays", field=settings.path, unknown=unknown, missing=missing)
+        raise UserError(
+            f"{settings.path} does not have the arrays of its settings: unknown arrays {unknown}; missing {missing}.",
+            field=settings.path,
+        )
     if omits_bias:
         arrays[OUTPUT_BIAS] = np.zeros((1, len(pieces[1].symbols)), np.float32)
     places = list(places_of(config))
@@ -143,7 +146,10 @@ def build_model(
         own = array_shape(place, expected[place.parameter].shape, symbols_of(place, pieces))
         for name in place.arrays:
             if (shape := arrays[name].shape) != own:
-                raise UserError("marian.shape", field=settings.path, name=name, value=shape, needed=own)
+                raise UserError(
+                    f"the array {name} has the shape {short_repr(shape)}; by the settings it must be {own}.",
+                    field=settings.path,
+                )
     model = NMTTransformerForConditionalGeneration(config)
     state = model.state_dict()
     for place in places:
@@ -176,7 +182,7 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
     """
     output = Path(output)
     if output.suffix != ".npz":
-        raise UserError("export.npz", field=str(output))
+        raise UserError(f"{output} does not end in .npz.", field=output)
     model, tokenizers = load_checked(source, **kwargs)
     arrays, settings, pieces = marian_content(model, tokenizers)
     generation = model.generation_config
@@ -212,7 +218,12 @@ def marian_content(
     has_bias = bias is not None and bool(not omits_bias or bias[:, :target_size].any())
     settings = settings_of(model.config, (source_size, target_size), has_bias)
     if start < target_size or state["model.decoder.embed_tokens.weight"][start].any():
-        raise UserError("marian.start", field="decoder_start_token_id", value=start)
+        raise UserError(
+            f"Marian starts from a zero vector, but decoder_start_token_id={short_repr(start)} has an embedding or is "
+            "a symbol of the vocabulary. Export a model that was imported from Marian's own files, or fine-tuned "
+            "from one with training.label_smoothing_factor=0.",
+            field="decoder_start_token_id",
+        )
     arrays: dict[str, np.ndarray] = {}
     for place in places_of(model.config, has_bias):
         values = extract(place, state[place.parameter], symbols_of(place, pieces))

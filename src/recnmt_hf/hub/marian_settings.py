@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from .checked_copy import check_fields
 
@@ -125,7 +125,11 @@ class Settings:
     def __post_init__(self) -> None:
         for name in sorted(self.values):
             if name not in KNOWN and name not in self.ignored:
-                raise UserError("marian.unknown_setting", field=name, value=self.values[name], path=self.path)
+                raise UserError(
+                    f"{self.path} has the setting {name}={short_repr(self.values[name])}, which is unknown. Only "
+                    "Transformers are supported.",
+                    field=name,
+                )
             allowed = FIXED.get(name, ())
             if allowed and not any(is_same(self.values[name], one) for one in allowed):
                 raise self.error(name, describe(allowed))
@@ -136,7 +140,10 @@ class Settings:
     def error(self, name: str, allowed: str) -> UserError:
         """Return the error about the value of a setting."""
         value = self.values.get(name)
-        return UserError("marian.setting", field=name, value=value, path=self.path, allowed=allowed)
+        return UserError(
+            f"{self.path} has the setting {name}={short_repr(value)}, which is not supported; it must be {allowed}.",
+            field=name,
+        )
 
     def choose(self, name: str, meanings: Mapping[Any, Any], default: Any) -> Any:
         """Return what the value of a setting means."""

@@ -45,9 +45,11 @@ def parse_pieces(content: bytes, path: str) -> Pieces:
         model.LoadFromSerializedProto(content)
         symbols = [model.IdToPiece(i) for i in range(model.GetPieceSize())]
     except (RuntimeError, ValueError, TypeError, UnicodeDecodeError) as error:
-        raise UserError("marian.vocabulary", field=path) from error
+        raise UserError(
+            f"{path} is not a SentencePiece model with an end token and an unknown token.", field=path
+        ) from error
     if min(model.eos_id(), model.unk_id()) < 0 or len(set(symbols)) < len(symbols):
-        raise UserError("marian.vocabulary", field=path)
+        raise UserError(f"{path} is not a SentencePiece model with an end token and an unknown token.", field=path)
     return Pieces(path, content, symbols, model.eos_id(), model.unk_id())
 
 
@@ -55,14 +57,24 @@ def check_pieces(pieces: Sequence[Pieces], settings: Settings) -> None:
     """Raise `UserError` if vocabularies do not belong to a model."""
     for vocabulary, size in zip(pieces, settings.vocabulary_sizes(), strict=True):
         if len(vocabulary.symbols) != size:
-            code, value = "marian.vocabulary_size", len(vocabulary.symbols)
-            raise UserError(code, field=vocabulary.path, value=value, rows=size, path=settings.path)
+            raise UserError(
+                f"{vocabulary.path} has {len(vocabulary.symbols)} symbols, but the embedding of {settings.path} has "
+                f"{size}.",
+                field=vocabulary.path,
+            )
     source, target = pieces
     if settings.fields()["share_encoder_decoder_embeddings"] and source.content != target.content:
-        raise UserError("marian.one_vocabulary", field=target.path, other=source.path)
+        raise UserError(
+            f"{target.path} differs from {source.path}, but the model has one vocabulary for both sides.",
+            field=target.path,
+        )
     names = [(side.symbols[side.end], side.symbols[side.unknown]) for side in pieces]
     if names[0] != names[1] or any(PADDING in side.symbols for side in pieces):
-        raise UserError("marian.controls", field=target.path, other=source.path, padding=PADDING)
+        raise UserError(
+            f"The end and unknown tokens of {target.path} and {source.path} must have the same names, and {PADDING} "
+            "must not be a symbol.",
+            field=target.path,
+        )
 
 
 def write_tokenizers(pieces: Sequence[Pieces], config: NMTTransformerConfig, folder: Path) -> TokenizerPair:
@@ -99,10 +111,18 @@ def pieces_of(tokenizers: TokenizerPair) -> list[Pieces]:
     for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):
         model = getattr(tokenizer, f"spm_{side}", None)
         if model is None:
-            raise UserError("marian.tokenizer", field=f"{side} tokenizer", kind=type(tokenizer).__name__)
+            raise UserError(
+                f"Marian does not support the {side} tokenizer, a {type(tokenizer).__name__}. Export a model with "
+                "SentencePiece files, such as an imported one.",
+                field=f"{side} tokenizer",
+            )
         vocabulary = parse_pieces(model.serialized_model_proto(), f"{side} tokenizer")
         ids = tokenizer.get_vocab()
         if [ids.get(symbol) for symbol in vocabulary.symbols] != list(range(len(vocabulary.symbols))):
-            raise UserError("marian.symbols", field=f"{side} tokenizer")
+            raise UserError(
+                f"The {side} tokenizer has other ids than its SentencePiece model, so Marian cannot use it. Export a "
+                "model that was imported from Marian's own files.",
+                field=f"{side} tokenizer",
+            )
         pieces.append(vocabulary)
     return pieces

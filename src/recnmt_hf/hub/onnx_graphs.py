@@ -19,7 +19,7 @@ from transformers import EncoderDecoderCache
 from .._extras import packages_of_extra
 from .._loading_errors import shorten
 from ..data.files import open_output_folder
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.backends.onnx_model import (
     DECODER,
     ENCODER,
@@ -90,7 +90,10 @@ def load_onnx_packages() -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     if not hasattr(torch.compiler, "is_exporting"):
-        raise UserError("export.torch", value=torch.__version__)
+        raise UserError(
+            f"torch {short_repr(torch.__version__)} unrolls recurrences in exported graphs. Upgrade torch, e.g. to "
+            "2.13."
+        )
 
 
 def check_family(model: Any) -> None:
@@ -99,9 +102,17 @@ def check_family(model: Any) -> None:
     which would ignore the seed in a graph.
     """
     if not hasattr(model, "init_from_baseline"):
-        raise UserError("export.foreign", field=model.name_or_path, family=model.config.model_type)
+        raise UserError(
+            f"{model.name_or_path} is a {model.config.model_type}, which is not a model of recnmt_hf. Import a "
+            "MarianMT model with `recnmt convert` (without --to), or export it with Optimum.",
+            field=model.name_or_path,
+        )
     if (field := model.config.random_field) is not None:
-        raise UserError("export.config", engine="ONNX", field=field, value=getattr(model.config, field))
+        raise UserError(
+            f"ONNX does not support {field}={short_repr(getattr(model.config, field))}. Use `recnmt translate`, or "
+            "train a model without it.",
+            field=field,
+        )
 
 
 # -- modules of the graphs ---------------------------------------------------------------------------------------------
@@ -297,7 +308,11 @@ def export(
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        raise UserError("export.onnx", field=type(graph).__name__, reason=shorten(str(cause))) from error
+        raise UserError(
+            f"torch cannot export the {type(graph).__name__} ({shorten(str(cause))}). Use another release of torch "
+            "and onnxscript, or run the model with `recnmt translate --quantization int8`.",
+            field=type(graph).__name__,
+        ) from error
     inner = program.model.graph
     for value in [value for value in inner.inputs if not value.uses()]:
         inner.inputs.remove(value)
@@ -381,4 +396,4 @@ def check_logits(model: Any, graphs: OnnxModel) -> None:
             exact = copy.deepcopy(model).double()(**inputs, use_cache=False).logits
             allowed = max(allowed, ROUNDING * float((exact - expected).abs().max()))
         if not distance <= allowed:
-            raise UserError("export.logits", distance=f"{distance:.2g}")
+            raise UserError(f"The logits of the graphs differ from the model's by {distance:.2g}; nothing was written.")

@@ -15,13 +15,7 @@ from typing import Any, Literal
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
     HFValidationError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
 )
 from huggingface_hub.utils import build_hf_headers, get_session, get_token, hf_raise_for_status
 
@@ -78,18 +72,9 @@ SPACE, MODELS = "recnmt_space.json", "models"
 SPACE_FILES = (CARD, "app.py", "requirements.txt", SPACE)
 # Remedies by the status of the Hub's answer.
 REMEDIES: dict[int | None, str] = {
-    401: "log in with a valid token (`hf auth login`), or set HF_TOKEN",
-    403: "use a token with write access to this repository",
-    409: "choose another name, branch or tag, because it is taken",
-}
-CODES: dict[type[Exception], str] = {
-    HFValidationError: "hub.name",
-    OfflineModeIsEnabled: "hub.offline",
-    LocalTokenNotFoundError: "hub.no_token",
-    RepositoryNotFoundError: "hub.not_found",
-    RevisionNotFoundError: "hub.not_found",
-    GatedRepoError: "hub.not_found",
-    HfHubHTTPError: "hub.refused",  # the base class of the three above
+    401: "Log in with a valid token (`hf auth login`), or set HF_TOKEN",
+    403: "Use a token with write access to this repository",
+    409: "Choose another name, branch or tag, because it is taken",
 }
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "requests", "urllib3")
 # Access tokens of the Hub, and escapes of JSON, YAML, Python and Markdown before or within one.
@@ -163,7 +148,7 @@ def set_generation(model: Any, evidence: Evidence) -> None:
 def copy_translations(folder: Path, working: Path, name: str) -> None:
     """Copy a file of translations, which must be in the folder for them."""
     if Path(name).parent != Path(TRANSLATIONS) or not (folder / name).is_file():
-        raise MissingFileError("publish.translations", field=str(folder / name))
+        raise MissingFileError(f"{folder / name} of evidence.json is not a file of translations.", field=folder / name)
     (working / TRANSLATIONS).mkdir(exist_ok=True)
     shutil.copyfile(folder / name, working / name)
 
@@ -176,7 +161,7 @@ def check_links(folder: Path) -> None:
     blobs = Path(os.path.realpath(folder)).parent.parent / "blobs"
     for path in (path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern))):
         if path.is_symlink() and Path(os.path.realpath(path)).parent != blobs:
-            raise UserError("publish.link", field=str(path))
+            raise UserError(f"{path} is a symbolic link, which is not published.", field=path)
 
 
 def recipe_of(folder: Path, evidence: Evidence) -> str | None:
@@ -219,11 +204,11 @@ def check_contents(folder: Path, kind: str = "model") -> None:
     for name, _ in files_of(folder):
         path = folder / name
         if path.is_symlink():
-            raise UserError("publish.link", field=name)
+            raise UserError(f"{name} is a symbolic link, which is not published.", field=name)
         if not is_allowed(name, kind):
-            raise UserError("publish.file", field=name)
+            raise UserError(f"{name} is not a file that a repository may contain.", field=name)
         if path.suffix != ".safetensors" and contains_token(path.read_bytes()):
-            raise UserError("publish.token", field=name)
+            raise UserError(f"{name} seems to contain an access token of the Hub.", field=name)
 
 
 def obsolete_files(present: Sequence[str], own: Collection[str], to: Destination) -> list[str]:
@@ -235,7 +220,7 @@ def obsolete_files(present: Sequence[str], own: Collection[str], to: Destination
         return [file for file in present if file not in own and any(fnmatch(file, one) for one in REPLACED)]
     copied = "recnmt_hf/"  # a copy of this package, in Spaces of earlier versions
     if {SPACE, f"{copied}__init__.py"}.isdisjoint(present) and not set(present) <= {CARD, ".gitattributes"}:
-        raise UserError("publish.other_space", field=to.name)
+        raise UserError(f"The Space {to.name} has files that recnmt publish did not write.", field=to.name)
     return [file for file in present if file not in own and file.startswith((copied, f"{MODELS}/"))]
 
 
@@ -305,7 +290,10 @@ def check_card(api: HfApi, folder: Path, kind: str) -> None:
     )
     if answer.status_code == 400:
         reason = "; ".join(entry["message"] for entry in answer.json().get("errors", []))
-        raise UserError("hub.card", reason=shorten(reason))
+        raise UserError(
+            f"The Hub rejected the card ({shorten(reason)}). Correct it. Licences are identifiers such as apache-2.0, "
+            "cc-by-4.0 or other. Nothing was uploaded."
+        )
     hf_raise_for_status(answer)
 
 
@@ -318,14 +306,14 @@ def explained_upload(name: str, token: str | None) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        code = next((code for kind, code in CODES.items() if isinstance(error, kind)), "hub.connection")
-        is_of_connection = isinstance(error, OSError) or type(error).__module__.split(".")[0] in HTTP_LIBRARIES
-        if code == "hub.connection" and not is_of_connection:
+        if (
+            not isinstance(error, (OSError, HFValidationError))
+            and type(error).__module__.split(".")[0] not in HTTP_LIBRARIES
+        ):
             raise
         status = getattr(getattr(error, "response", None), "status_code", None)
-        remedy = REMEDIES.get(status, "try again later; uploaded files are not sent again")
-        details = {"reason": shorten(str(error)), "remedy": remedy, "endpoint": ENDPOINT}
-        raise UserError(code, field=name, **details) from error
+        remedy = REMEDIES.get(status, "Uploaded files are not sent again")
+        raise UserError(f"The upload to {ENDPOINT} failed ({shorten(str(error))}). {remedy}.", field=name) from error
 
 
 def listing(files: Sequence[tuple[str, int]]) -> str:

@@ -18,7 +18,7 @@ from .._extras import packages_of_extra
 from .._loading_errors import looks_local, shorten
 from .._plain_card import CARD
 from ..data.files import open_output_folder
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..models.user_errors import masked
 from ..training.evidence import EVIDENCE, Evidence
 from .checked_copy import SHARD, model_folder, short_name, write_checked_copy
@@ -89,7 +89,7 @@ def prepare_space(
     for model in models:
         own = space_name(model)
         if own in local or own in from_hub:
-            raise UserError("publish.same_name", field=model, value=own)
+            raise UserError(f"another model has the name {short_repr(own)} too.", field=model)
         if looks_local(model):
             local[own] = model_folder(model)
             check_links(local[own])
@@ -143,10 +143,18 @@ def look_up(model: str, token: str | None) -> tuple[str, list[str]]:
         try:
             found = HfApi(token=token).model_info(model)
         except (RepositoryNotFoundError, GatedRepoError, HFValidationError) as error:
-            raise UserError("publish.no_such_model", field=model, reason=shorten(str(error))) from error
+            raise UserError(
+                f"{model} is neither a folder nor a model of the Hub that the token can read ({shorten(str(error))}). "
+                "Correct the name, or log in (`hf auth login`).",
+                field=model,
+            ) from error
     files = [sibling.rfilename for sibling in found.siblings or []]
     if "config.json" not in files or not any(re.fullmatch(r"model.*\.safetensors", name) for name in files):
-        raise UserError("publish.no_safetensors", field=model)
+        raise UserError(
+            f"{model} has no config.json or no weights as safetensors, which the page requires. Import the model "
+            "(recnmt convert) or save it with save_pretrained, and pass that folder.",
+            field=model,
+        )
     return str(found.sha), files
 
 

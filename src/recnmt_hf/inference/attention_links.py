@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence, Sized
 import numpy as np
 import torch
 
-from ..errors import UserError
+from ..errors import UserError, short_repr
 
 
 def word_matrix(
@@ -57,7 +57,9 @@ def choose_attention(
 def check_index(name: str, index: int | str, values: Sequence[torch.Tensor] | torch.Tensor) -> int:
     """Return an index if it is in range."""
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(values):
-        raise UserError("alignment.out_of_range", field=name, value=index, most=len(values) - 1)
+        raise UserError(
+            f"{name}={short_repr(index)} does not exist in this model, which has 0 to {len(values) - 1}.", field=name
+        )
     return index
 
 

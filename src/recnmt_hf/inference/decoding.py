@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..models.decoder_cache import concat_rows
 
 
@@ -125,7 +125,7 @@ class EndPerSentence(PerSentence, LogitsProcessor):
             return scores
         if max(self.ends) >= scores.shape[1]:
             value, reason = {"forced_eos_token_id": self.ends}, f"the vocabulary has {scores.shape[1]} tokens"
-            raise UserError("generate.rejected", field="generate", value=value, engine="the model", reason=reason)
+            raise UserError(f"generate={short_repr(value)} was rejected by the model ({reason}).", field="generate")
         is_last = is_last.to(scores.device)
         forced = torch.full_like(scores, -torch.inf)
         forced[:, self.ends] = 0.0

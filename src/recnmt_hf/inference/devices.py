@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import torch
 
-from ..errors import UserError
+from ..errors import UserError, short_repr
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
@@ -24,7 +24,7 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
         reason = "unknown type" if reason.startswith("Expected one of") else reason
         available = ", ".join(["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))])
         raise UserError(
-            "device.unavailable", field="device", value=str(device), reason=reason, available=available
+            f"device={short_repr(str(device))} cannot be used ({reason}). Available: {available}.", field="device"
         ) from error
     return resolved
 

@@ -47,7 +47,11 @@ def load_backend(
     path = folder_of_model(str(path))
     if is_export(path):
         if quantization or dtype:
-            raise UserError("export.fixed_weights", field="quantization" if quantization else "dtype", path=path)
+            raise UserError(
+                f"{'quantization' if quantization else 'dtype'} is not supported for the exported model {path}, whose "
+                "weights have a fixed type. Remove it, or run recnmt convert with another --quantization.",
+                field="quantization" if quantization else "dtype",
+            )
         with explained_loading(path):
             tokenizers = TokenizerPair.load(path)
         if read_export_settings(path).format == "onnx":
@@ -129,9 +133,12 @@ def missing_model_error(path: str) -> MissingFileError:
     """Return the error for a path without a model. It names the newest checkpoint of a run that is not finished."""
     folders = [file.parent for file in Path(path).glob("checkpoint-*/config.json") if file.parent.name[11:].isdigit()]
     if not path or not folders:
-        return MissingFileError("model.missing", field=path or "''")
+        return MissingFileError(
+            f"{path!r} has no config.json. Pass the folder of a run or from save_pretrained, or a model id.",
+            field=path,
+        )
     newest = max(folders, key=lambda folder: int(folder.name[11:]))
-    return MissingFileError("model.elsewhere", field=path, near=str(newest))
+    return MissingFileError(f"{path} is not a model's folder, but {newest} is.", field=path)
 
 
 @contextmanager

@@ -32,7 +32,10 @@ def check_loading(model: PreTrainedModel, info: Mapping[str, Iterable[Any]]) -> 
     faults = [f"{kind}: {list_names(sorted(names))}" for kind, names in kinds.items() if names]
     faults += [str(message).strip() for message in info.get("error_msgs") or []]
     if faults:
-        raise UserError("model.wrong_weights", field=model.name_or_path, faults="; ".join(faults))
+        raise UserError(
+            f"The weights in {model.name_or_path} do not match its config.json ({'; '.join(faults)}).",
+            field=model.name_or_path,
+        )
 
 
 def missing_values(model: PreTrainedModel) -> list[str]:
@@ -50,7 +53,7 @@ def check_weights(model: PreTrainedModel) -> None:
     forbids a token).
     """
     if empty := missing_values(model):
-        raise UserError("model.weights_without_values", names=list_names(sorted(empty)))
+        raise UserError(f"These weights have no values: {list_names(sorted(empty))}.")
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     saved = {name: tensor for name, tensor in model.state_dict().items() if name in buffers}
     checks: dict[str, torch.Tensor] = {}
@@ -62,4 +65,4 @@ def check_weights(model: PreTrainedModel) -> None:
             checks[name] = low.isfinite() & high.isfinite() if name in parameters else ~low.isnan()
     results = torch.stack([check.to(model.device) for check in checks.values()]).tolist() if checks else []
     if bad := [name for name, is_finite in zip(checks, results, strict=True) if not is_finite]:
-        raise UserError("model.weights_not_finite", names=list_names(sorted(bad)))
+        raise UserError(f"These weights are NaN or infinite: {list_names(sorted(bad))}.")

@@ -22,7 +22,7 @@ from .._values import (
     documented,
     option,
 )
-from ..errors import UserError
+from ..errors import UserError, short_repr
 
 
 # Arguments of `generate` that an option controls, with that option, and those that the translator sets.
@@ -161,15 +161,27 @@ class DecodingOptions:
         samples = bool(self.generate.get("do_sample"))
         if self.num_hypotheses > self.beams and not (samples and self.beams == 1):
             raise UserError(
-                "option.too_many_hypotheses", field="num_hypotheses", value=self.num_hypotheses, beams=self.beams
+                f"num_hypotheses={short_repr(self.num_hypotheses)} must not exceed beams={self.beams}.",
+                field="num_hypotheses",
             )
         if self.max_length_factor + self.max_length_extra <= 0:
-            raise UserError("option.no_length", field="max_length_extra", value=self.max_length_extra)
+            raise UserError(
+                f"max_length_extra={short_repr(self.max_length_extra)} with max_length_factor=0 allows no token. Set "
+                "one of them above 0.",
+                field="max_length_extra",
+            )
         check_codes(self)
         if self.alignments and self.on_long == "split":
-            raise UserError("option.alignments_of_parts", field="alignments")
+            raise UserError(
+                "alignments=true is not supported with on_long=split, because each part has its own positions. Use "
+                "on_long=error, or split the sentences yourself.",
+                field="alignments",
+            )
         if self.seed is not None and not samples:
-            raise UserError("option.seed_without_sampling", field="seed", value=self.seed)
+            raise UserError(
+                f"seed={short_repr(self.seed)} has no effect without sampling. Add --generate do_sample=true.",
+                field="seed",
+            )
 
     def penalty(self) -> float:
         """Return the value of `generate`'s `length_penalty`; `length ** penalty` is the divisor."""
@@ -222,14 +234,17 @@ def unusual_settings(settings: Any) -> dict[str, Any]:
 def reject_unsupported(settings: Any, engine: str) -> None:
     """Raise `UserError` if a model's `GenerationConfig` has a setting that only `generate` itself supports."""
     if unsupported := sorted(FOR_GENERATE_ALONE & set(unusual_settings(settings))):
-        raise UserError("engine.unsupported", field=f"{unsupported[0]} in generation_config.json", engine=engine)
+        raise UserError(
+            f"{unsupported[0]} in generation_config.json is not supported by {engine}.",
+            field=f"{unsupported[0]} in generation_config.json",
+        )
 
 
 def unknown_option(name: str, known: Iterable[str]) -> UserError:
     """Return the error for an unknown name, with the nearest known one."""
     near = difflib.get_close_matches(name.removeprefix("generate."), known, n=1)
-    remedy = f"use {near[0]}" if near else "use a field of DecodingOptions or of transformers' GenerationConfig"
-    return UserError("option.unknown", field=name, remedy=remedy)
+    remedy = f"Use {near[0]}" if near else "Use a field of DecodingOptions or of transformers' GenerationConfig"
+    return UserError(f"There is no field {name}. {remedy}.", field=name)
 
 
 def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
@@ -240,9 +255,9 @@ def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
     for name in settings:
         place = f"generate.{name}"
         if name in SET_BY_OPTIONS:
-            raise UserError("generate.set_by_option", field=place, option=SET_BY_OPTIONS[name])
+            raise UserError(f"{place} is controlled by the option {SET_BY_OPTIONS[name]}.", field=place)
         if name in NOT_SETTABLE:
-            raise UserError("generate.not_settable", field=place)
+            raise UserError(f"{place} cannot be set, because the translator sets it.", field=place)
         if name not in PYTHON_ARGUMENTS and name not in names_of_generate():
             raise unknown_option(place, names_of_generate() - set(SET_BY_OPTIONS) - NOT_SETTABLE)
     if not settings:
@@ -268,7 +283,7 @@ def rejected_settings(settings: Mapping[str, Any], engine: str, error: Exception
     if len(lines) > 1 and lines[0].endswith(":"):
         lines = lines[1:]
     reason = shorten(lines[0] if lines else "")
-    return UserError("generate.rejected", field=field, value=dict(settings), engine=engine, reason=reason)
+    return UserError(f"{field}={short_repr(dict(settings))} was rejected by {engine} ({reason}).", field=field)
 
 
 def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,7 +309,7 @@ def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
         else:
             raise unknown_option(name, own | set(ALIASES) | names_of_generate())
         if repeated := options.keys() & translated.keys():
-            raise UserError("option.given_twice", field=name, other=min(repeated))
+            raise UserError(f"{name} and {min(repeated)} set the same option.", field=name)
         options |= translated
     return options
 
@@ -305,7 +320,10 @@ def decoding_options(options: DecodingOptions | None, changes: Mapping[str, Any]
     `generate` are added to those of the options; `generate` itself replaces them.
     """
     if not isinstance(options, DecodingOptions | None):
-        raise UserError("option.not_options", value=type(options).__name__)
+        raise UserError(
+            f"options must be DecodingOptions, got {short_repr(type(options).__name__)}. Pass DecodingOptions(...), "
+            "or single options by name."
+        )
     converted = convert_option_names(changes)
     if options is None:
         return DecodingOptions(**converted)

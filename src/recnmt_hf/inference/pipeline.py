@@ -13,7 +13,7 @@ from .._values import options_of
 from ..data.records import ParsedSentence
 from ..data.tokenizer_pair import load_target_tokenizer
 from ..data.tree_inputs import Relations, tree_options
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from .languages import TASK_NAME
 from .loading import silence_loading_report
 from .model_checks import check_loading
@@ -126,7 +126,11 @@ class TranslationPipeline(Pipeline):
             elif keys == {*TREE_KEYS}:
                 sentence = ParsedSentence(*(sentence[key] for key in TREE_KEYS))
             else:
-                raise UserError("sentence.wrong_keys", value=list(sentence))
+                raise UserError(
+                    f"A sentence has the keys {short_repr(list(sentence))}. Pass text, or a mapping with text and "
+                    "optionally prefix. Models that read trees also accept tokens, heads and relations instead of "
+                    "text."
+                )
         return {"sentences": self.translator.prepare(sentence, decoding_options(None, kwargs), prefix)}
 
     def _forward(self, input_tensors: dict[str, Any], **kwargs: Any) -> Any:
@@ -176,10 +180,12 @@ def pipeline(task: str | None = None, model: Any = None, *args: Any, **kwargs: A
     if pair is None and task not in ("translation", TASK):
         return create(task, model, *args, **kwargs)
     if model is None:
-        raise UserError("pipeline.no_model", field="model", value=task)
+        raise UserError(
+            f"model is missing; the task {short_repr(task)} has no default. Pass a folder or a model id.", field="model"
+        )
     if pair is not None:
         if given := [name for name in LANGUAGE_KEYS if kwargs.get(name) is not None]:
-            raise UserError("option.given_twice", field=given[0], other=f"task={task}")
+            raise UserError(f"{given[0]} and task={task} set the same option.", field=given[0])
         kwargs["source_lang"], kwargs["target_lang"] = pair.groups()
     return create(TASK, folder_of_model(model) if isinstance(model, (str, Path)) else model, *args, **kwargs)
 

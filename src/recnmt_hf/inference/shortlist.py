@@ -20,7 +20,7 @@ from ..data.files import open_output
 from ..data.records import SourceText, TokenRows
 from ..data.text import read_lines
 from ..data.tokenizer_pair import TokenizerPair
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..models.kernels_cpu_matmuls import pack_weights, project
 from ..models.seq2seq_outputs import CACHE
 from .options import DecodingOptions
@@ -76,13 +76,19 @@ class Shortlist:
             except (IndexError, ValueError):
                 probability = math.nan
             if not 0 <= probability <= 1:
-                raise UserError("shortlist.line", field=place, value=line)
+                raise UserError(
+                    f"{short_repr(line)} is not a line of a shortlist. Write `target source probability`.", field=place
+                )
             if source in source_ids and target in target_ids:
                 found[source_ids[source]].append((-probability, target_ids[target]))
             else:
                 others += 1
         if not found:
-            raise UserError("shortlist.other_vocabulary", field=str(path))
+            raise UserError(
+                f"{path} has no tokens of this model's vocabularies. Make it with `recnmt align --shortlist` for this "
+                "model.",
+                field=path,
+            )
         if others > OTHER_SHARE * number:
             logger.warning(
                 f"{others} of {number} lines of {path} have tokens that this model lacks, and are ignored; was it made "
@@ -178,7 +184,10 @@ def write_shortlist(
                 lines[source] += 1
                 names = target_names[int(second[place])], source_names[source]
                 if spaced := [name for name in names if " " in name or name.splitlines() != [name]]:
-                    raise UserError("shortlist.spaces", value=spaced[0])
+                    raise UserError(
+                        f"A shortlist cannot have the token {short_repr(spaced[0])}, which contains a space or ends a "
+                        "line."
+                    )
                 print(*names, f"{share:.6f}", file=file)
     return lines.total()
 

@@ -21,7 +21,7 @@ from ..data.tags import source_tags, tag_ids
 from ..data.tokenizer_checks import vocabulary_sizes
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import Relations, tree_options
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from .attention_links import attention_rows, links_of_tokens
 from .backends.protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
 from .backends.torch_model import TorchBackend
@@ -239,7 +239,7 @@ class Translator:
         options = decoding_options(options, changes)
         for name, value in (("sentences", sentences), ("prefixes", [] if prefixes is None else prefixes)):
             if isinstance(value, str) or not isinstance(value, Iterable):
-                raise UserError("sentence.not_a_list", field=name, value=value)
+                raise UserError(f"{name} must be several sentences, got {short_repr(value)}.", field=name)
         pairs = enumerate(pair_with_prefixes(sentences, prefixes, first - 1), start=first)
         own_warnings = warnings or TranslationWarnings(self.tokenizer)
         while chunk := list(islice(pairs, options.buffer)):
@@ -266,7 +266,9 @@ class Translator:
         prepared = PreparedSentence(str(sentence), [], [], prefix_ids, direction)
         if self.is_empty(whole, direction):
             if prepared.prefix:
-                raise UserError("prefix.of_empty_sentence", field=place, value=prefix)
+                raise UserError(
+                    f"{place} is empty, so its translation cannot begin with {short_repr(prefix)}.", field=place
+                )
             return prepared
         parts = [("", source, whole)]
         splits_by_default = not prepared.prefix and not self.is_summarizing(options)
@@ -319,13 +321,19 @@ class Translator:
         if options.on_long == "truncate":
             return [(separator, self.languages.truncate(tokens, limit, direction))]
         if options.on_long != "split":
-            raise UserError("sentence.too_long", field=place, value=sentence.text, length=len(tokens), limit=limit)
+            raise UserError(
+                f"{place} has {len(tokens)} tokens; the maximum is {limit}: {short_repr(sentence.text)}. Shorten it, "
+                "or set on_long (--on-long) to split or truncate.",
+                field=place,
+            )
         encode = partial(self.encode_source, direction=direction)
         texts = split_text(sentence.text.strip(), limit, lambda part: len(encode(part)), separator)
         spaces, parts_of_text = zip(*texts, strict=True)
         parts = list(zip(spaces, map(encode, sentence.parts(parts_of_text)), strict=True))
         if any(len(part) > limit and not self.is_empty(part, direction) for _, part in parts):
-            raise UserError("sentence.cannot_split", field=place, limit=limit)
+            raise UserError(
+                f"{place} has a character of more than {limit} tokens. Raise max_source_length.", field=place
+            )
         return parts
 
     def prefix_ids(self, prefix: str, place: str, direction: Direction | None = None) -> list[int]:
@@ -336,7 +344,7 @@ class Translator:
             ids = ids[:-1]
         limit = self.backend.limits.target
         if limit is not None and len(ids) >= limit:
-            raise UserError("prefix.too_long", field=place, length=len(ids), limit=limit)
+            raise UserError(f"{place} has {len(ids)} tokens, but the model can generate only {limit}.", field=place)
         return ids
 
     def search(
@@ -387,7 +395,11 @@ class Translator:
         """
         numbers = range(len(sources)) if numbers is None else numbers
         if options.shortlist is not None and isinstance(self.backend, TranslatesOnly):
-            raise UserError("shortlist.backend", field="shortlist", kind=self.backend.kind)
+            raise UserError(
+                f"shortlist is not supported by a model that is {self.backend.kind}. Use a model in PyTorch, or omit "
+                "it.",
+                field="shortlist",
+            )
         most = options.max_tokens // max(options.beams, options.num_hypotheses)
         batches = list(batches_by_tokens(list(map(len, sources)), most))
         requests = []
@@ -530,7 +542,9 @@ class Translator:
             sentence, direction = self.read_source(source, options, f"{place}: source")
             tokens = Tokens() if is_blank(sentence.text) else self.encode_source(sentence, direction)
             if self.is_empty(tokens, direction):
-                raise UserError("pair.empty", field=f"{place}: source")
+                raise UserError(
+                    f"{place}: source is empty, so it cannot be scored or aligned.", field=f"{place}: source"
+                )
             source_ids.append(tokens)
             target_ids.append(self.target_ids(target, f"{place}: translation", direction))
             self.check_lengths(len(tokens), len(target_ids[-1]), place)
@@ -579,13 +593,13 @@ class Translator:
             source, target = options.source_lang or source, options.target_lang or target
             forced, instruction = options.generate.get("forced_bos_token_id"), options.source_prefix
             if forced is not None and options.target_lang is not None and self.target_langs:
-                raise UserError("option.given_twice", field="target_lang", other="forced_bos_token_id")
+                raise UserError("target_lang and forced_bos_token_id set the same option.", field="target_lang")
         # Reading configurations for each sentence takes as long as encoding it.
         key = (source, target, forced, instruction, self.task, *self.languages.state())
         if key not in self.directions:
             direction = self.languages.direction(source, target, self.task, forced)
             if instruction is not None and direction.instruction:
-                raise UserError("option.given_twice", field="source_prefix", other="target_lang")
+                raise UserError("source_prefix and target_lang set the same option.", field="source_prefix")
             self.directions[key] = direction if instruction is None else replace(direction, instruction=instruction)
         return self.directions[key]
 
@@ -603,7 +617,11 @@ class Translator:
             if not is_blank(source.text):
                 self.languages.require_target(direction)
         elif direction.target not in (None, target):
-            raise UserError("language.two_targets", field=place, value=target, other=direction.target)
+            raise UserError(
+                f"the sentence itself names the target language {short_repr(target)}, but target_lang is "
+                f"{direction.target}.",
+                field=place,
+            )
         else:
             source, direction = Sentence(text), self.direction(replace(options, target_lang=target))
         tags = [] if source.tree is not None else self.source_tags
@@ -620,7 +638,11 @@ class Translator:
         direction, source = direction or self.direction(), Sentence.of(sentence)
         if source.tree is not None and self.reads_trees:
             if self.trees is None:
-                raise UserError("trees.no_relations", field=self.model.name_or_path or type(self.model).__name__)
+                raise UserError(
+                    f"{self.model.name_or_path or type(self.model).__name__} reads dependency trees, but its "
+                    "relations.json is missing.",
+                    field=self.model.name_or_path or type(self.model).__name__,
+                )
             return self.trees([source.tree])[0]
         return self.languages.encode_source(source.text, direction)
 
@@ -639,7 +661,7 @@ class Translator:
             is_id = hasattr(value, "__index__") and not isinstance(value, bool)
             ids.append(operator.index(value) if is_id else -1)
             if not 0 <= ids[-1] < size:
-                raise UserError("token.unknown_id", field=place, value=value, most=size - 1)
+                raise UserError(f"{short_repr(value)} is not a token id from 0 to {size - 1}.", field=place)
         return self.languages.target_tokens(ids, direction or self.direction())
 
     def is_empty_source(self, sentence: SourceText) -> bool:
@@ -661,7 +683,7 @@ class Translator:
         target_limit = None if limits.target is None else limits.target + 1
         for side, length, limit in (("source", source, limits.source), ("target", target, target_limit)):
             if limit is not None and length > limit:
-                raise UserError("pair.too_long", field=place, side=side, length=length, limit=limit)
+                raise UserError(f"{place} has {length} {side} tokens; the model's maximum is {limit}.", field=place)
 
     def pad_id(self) -> int:
         """Return the id of the target's padding token."""
@@ -675,21 +697,22 @@ class Translator:
 def check_text(sentence: object, place: str) -> None:
     """Raise `UserError` unless a sentence is text that UTF-8 can encode; `place` is its name in the message."""
     if not isinstance(sentence, str):
-        raise UserError("sentence.not_text", field=place, value=sentence)
+        raise UserError(f"{place} is {short_repr(sentence)}.", field=place)
     try:
         sentence.encode()
     except UnicodeEncodeError as error:
-        raise UserError("sentence.half_character", field=place, value=error.object[error.start]) from error
+        raise UserError(f"{short_repr(error.object[error.start])} is an unpaired surrogate.", field=place) from error
 
 
 def check_counts(sources: Sequence[Any], targets: Sequence[Any]) -> None:
     """Raise `UserError` unless sources and translations are lists of the same length."""
     for name, values in (("sources", sources), ("translations", targets)):
         if isinstance(values, str) or not hasattr(values, "__len__"):
-            raise UserError("sentence.not_a_list", field=name, value=values)
+            raise UserError(f"{name} must be several sentences, got {short_repr(values)}.", field=name)
     if len(sources) != len(targets):
         raise UserError(
-            "pair.counts_differ", field="translations", value=len(targets), other="sources", expected=len(sources)
+            f"translations has {short_repr(len(targets))} entries, but sources has {len(sources)}.",
+            field="translations",
         )
 
 
@@ -704,5 +727,5 @@ def pair_with_prefixes(
     for number, (sentence, prefix) in enumerate(zip_longest(sentences, prefixes, fillvalue=missing), before):
         if sentence is missing or prefix is missing:
             field, other = ("sentences", "prefixes") if sentence is missing else ("prefixes", "sentences")
-            raise UserError("prefix.counts_differ", field=field, value=number, other=other)
+            raise UserError(f"There are only {short_repr(number)} {field}, but more {other}.", field=field)
         yield sentence, prefix

@@ -74,7 +74,7 @@ def align_pairs(
         sentence, direction = translator.read_source(source, options, f"Pair {number}: source")
         check_text(target, f"Pair {number}: translation")
         if is_blank(sentence.text) or is_blank(target):
-            raise UserError("pair.empty", field=f"Pair {number}")
+            raise UserError(f"Pair {number} is empty, so it cannot be scored or aligned.", field=f"Pair {number}")
         ids, words_of_source = translator.languages.words_of_source(sentence.text, direction)
         tokens = Tokens(ids)
         if sentence.tree is not None and (parsed := translator.encode_source(sentence)).ids == ids:

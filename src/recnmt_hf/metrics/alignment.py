@@ -9,7 +9,7 @@ import datasets
 import evaluate
 
 from ..data.alignments import marked_links
-from ..errors import UserError
+from ..errors import UserError, short_repr
 
 
 Links = set[tuple[int, int]]
@@ -30,7 +30,10 @@ class GoldAlignment:
 
     def __post_init__(self) -> None:
         if missing := set(self.sure) - set(self.possible):
-            raise UserError("alignment.sure_not_possible", value=format_links(missing))
+            raise UserError(
+                f"The possible links lack the sure links {short_repr(format_links(missing))}. Add them to the "
+                "possible links."
+            )
 
 
 def parse_links(line: str, place: str = "the alignment", one_based: bool = False) -> GoldAlignment:
@@ -98,14 +101,15 @@ def alignment_error_rate(predictions: Sequence[Links], references: Sequence[Gold
     """
     if len(predictions) != len(references):
         raise UserError(
-            "pair.counts_differ", field="alignments", value=len(predictions), other="gold", expected=len(references)
+            f"alignments has {short_repr(len(predictions))} entries, but gold has {len(references)}.",
+            field="alignments",
         )
     sides = [(set(links), gold.sure, gold.possible) for links, gold in zip(predictions, references, strict=True)]
     links, sure, possible = (sum(map(len, side)) for side in zip(*sides, strict=True)) if sides else (0, 0, 0)
     in_sure = sum(len(links & sure) for links, sure, _ in sides)
     in_possible = sum(len(links & possible) for links, _, possible in sides)
     if links + sure == 0:
-        raise UserError("alignment.no_links")
+        raise UserError("Neither the alignments nor the gold alignments have links, so the error rate is undefined.")
     return AlignmentScore(
         aer=1 - (in_sure + in_possible) / (links + sure),
         precision=in_possible / links if links else 0.0,

@@ -19,7 +19,7 @@ from .._extras import packages_of_extra
 from .._languages import main_language
 from .._plain_text import count_words
 from .._values import check_value
-from ..errors import UserError
+from ..errors import UserError, short_repr
 
 
 # Languages without spaces between words, and Korean with its long words, by sacrebleu's tokenizer.
@@ -50,16 +50,19 @@ def reference_sets(hypotheses: Sequence[str], references: References) -> list[li
     named = {"translations": hypotheses, **{f"reference {n}": lines for n, lines in enumerate(sets, start=1)}}
     for name, lines in named.items():
         if isinstance(lines, str):
-            raise UserError("sentence.not_a_list", field=name, value=lines)
+            raise UserError(f"{name} must be several sentences, got {short_repr(lines)}.", field=name)
         for number, line in enumerate(lines, start=1):
             if not isinstance(line, str):
-                raise UserError("sentence.not_text", field=f"{name}, sentence {number}", value=line)
+                raise UserError(f"{name}, sentence {number} is {short_repr(line)}.", field=f"{name}, sentence {number}")
         if len(lines) != len(hypotheses):
             raise UserError(
-                "pair.counts_differ", field=name, value=len(lines), other="translations", expected=len(hypotheses)
+                f"{name} has {short_repr(len(lines))} entries, but translations has {len(hypotheses)}.", field=name
             )
     if not hypotheses or not sets:
-        raise UserError("metric.nothing_to_score", field="references" if hypotheses else "translations")
+        raise UserError(
+            f"{'references' if hypotheses else 'translations'} is an empty list.",
+            field="references" if hypotheses else "translations",
+        )
     return [list(lines) for lines in sets]
 
 
@@ -81,7 +84,11 @@ def bleu_metric(
         return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none", references=references)
     except (RuntimeError, ImportError, OSError) as error:  # it needs a package or a download
         first = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError("metric.unusable_tokenizer", field="tokenize", value=tokenize, reason=first) from error
+        raise UserError(
+            f"tokenize={short_repr(tokenize)} cannot be used ({first}). Install the package that it requires, or "
+            "choose another tokenizer.",
+            field="tokenize",
+        ) from error
 
 
 @cache
@@ -156,7 +163,10 @@ def tokenized_bleu_score(
     """
     code = main_language(language) if isinstance(language, str) else language
     if code is not None and not re.fullmatch("[a-z]{2,3}", str(code)):
-        raise UserError("metric.language", field="language", value=language)
+        raise UserError(
+            f"language={short_repr(language)} is not a language code. Pass a code of two or three letters, such as de.",
+            field="language",
+        )
     streams = reference_sets(hypotheses, references)
     if code is not None:
         tokenize = partial(moses_tokenizer(code).tokenize, return_str=True, escape=False)
@@ -198,7 +208,10 @@ def scores_by_length(
     """
     edges = [check_value("edges", edge, int) for edge in edges]
     if edges != sorted(set(edges)) or not edges or edges[0] < 1:
-        raise UserError("metric.edges", field="edges", value=edges)
+        raise UserError(
+            f"edges={short_repr(edges)} is not allowed; the edges must be at least 1 and increase, such as 15 30 45.",
+            field="edges",
+        )
     streams = reference_sets(hypotheses, references)
     reference_sets(hypotheses, sources)  # checks the sources
     lengths = list(map(length or count_words, sources))
@@ -218,7 +231,7 @@ def sets_of(references: list[Any]) -> list[Any]:
         return references
     counts = sorted(set(map(len, references)))
     if len(counts) > 1:
-        raise UserError("metric.reference_counts", field="references", value=counts)
+        raise UserError(f"the numbers of references differ: {short_repr(counts)}.", field="references")
     return [list(stream) for stream in zip(*references, strict=True)]
 
 

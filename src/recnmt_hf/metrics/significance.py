@@ -15,7 +15,7 @@ from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
 
 from .._values import MOST_SEED, Range, check_value
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from .bleu import bleu_metric, reference_sets
 from .rouge import ROUGE_TYPES, RougeF1
 
@@ -93,9 +93,12 @@ def compare_systems(
     systems = dict(named)
     if len(systems) < len(named):
         names = [str(name) for name, _ in named]
-        raise UserError("metric.repeated_systems", value=sorted({name for name in names if names.count(name) > 1}))
+        raise UserError(
+            "Several systems have the same name: "
+            f"{short_repr(sorted({name for name in names if names.count(name) > 1}))}."
+        )
     if len(systems) < 2:
-        raise UserError("metric.too_few_systems")
+        raise UserError("A comparison needs a baseline and at least one other system.")
     for hypotheses in systems.values():
         streams = reference_sets(hypotheses, references)
     is_bleu = metric == "bleu"
@@ -244,7 +247,11 @@ def compare_runs(
     """
     samples = check_value("samples", samples, int, Range(least=1))
     if not baseline or len(baseline) != len(system):
-        raise UserError("metric.run_counts", field="system", value=len(system), expected=len(baseline))
+        raise UserError(
+            f"system has {short_repr(len(system))} runs, but the baseline has {len(baseline)}. Pass runs with the "
+            "same seeds.",
+            field="system",
+        )
     for hypotheses in (*baseline, *system):
         streams = reference_sets(hypotheses, references)
     measure = bleu_metric(tokenize=tokenize, references=streams)

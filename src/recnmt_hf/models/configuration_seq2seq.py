@@ -9,7 +9,7 @@ from huggingface_hub.dataclasses import as_validated_field, strict
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import PreTrainedConfig
 
-from .user_errors import UserError
+from .user_errors import UserError, short_repr
 
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def assign_field(config: PreTrainedConfig, name: str, value: Any) -> None:
     except StrictDataclassFieldValidationError as error:
         hint = next(field.type for field in fields(config) if field.name == name)
         allowed = describe_type(hint) if isinstance(error.__cause__, TypeError) else str(error.__cause__)
-        raise UserError("config.wrong_value", field=name, value=value, allowed=allowed) from error
+        raise UserError(f"{name}={short_repr(value)} is not allowed; it must be {allowed}.", field=name) from error
 
 
 def strict_config(kind: type[T]) -> type[T]:
@@ -151,7 +151,11 @@ class Seq2SeqConfig(PreTrainedConfig):
         """
         if name not in cls.presets:
             names = ", ".join(sorted(cls.presets))
-            raise UserError("config.unknown_preset", field="preset", value=name, config=cls.__name__, names=names)
+            raise UserError(
+                f"{cls.__name__} has no preset {short_repr(name)}. Choose one of {names}, or pass the fields to "
+                f"{cls.__name__}().",
+                field="preset",
+            )
         return cls(**{**cls.presets[name], **overrides})
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
@@ -240,6 +244,6 @@ class Seq2SeqConfig(PreTrainedConfig):
     def require(self, condition: bool, field: str, allowed: Any, *others: str) -> None:
         """Raise a `UserError` unless a condition on a field holds; `allowed` depends on the fields `others`."""
         if not condition:
-            context = ", ".join(f"{name}={getattr(self, name)!r}" for name in others)
-            code = "config.conflict" if others else "config.wrong_value"
-            raise UserError(code, field=field, value=getattr(self, field), allowed=allowed, context=context)
+            context = " with " * bool(others) + ", ".join(f"{name}={getattr(self, name)!r}" for name in others)
+            value = short_repr(getattr(self, field))
+            raise UserError(f"{field}={value} is not allowed{context}; it must be {allowed}.", field=field)

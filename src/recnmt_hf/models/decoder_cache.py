@@ -256,7 +256,7 @@ class RecurrentStates:
         if steps == 0 or not self.states:
             return
         if not self.recording or self.steps_seen - self.first_recorded < steps:
-            raise UserError("cache.past_not_recorded", steps=steps)
+            raise UserError(f"{steps} steps to undo were not recorded. Call activate_past_recording() before them.")
         if steps == self.steps_seen:
             self.start_states(self.recording)
             return
@@ -356,7 +356,11 @@ def recurrent_layer(cache: Cache | None, layer_idx: int = 0) -> RecurrentStates 
     layers = self_attention_cache(cache).layers
     layer = layers[layer_idx] if layer_idx < len(layers) else None
     if not hasattr(layer, "update_states"):  # remote code has its own copies of these classes
-        raise UserError("cache.no_recurrent_state", field="cache", kind=type(cache).__name__)
+        raise UserError(
+            f"This {type(cache).__name__} cannot store recurrent states. Omit it, or create its caches with "
+            "config=model.config.get_text_config(decoder=True). Prefix tuning is not supported; use LoRA.",
+            field="cache",
+        )
     return layer  # type: ignore[return-value]
 
 

@@ -127,7 +127,10 @@ class FinalGradients(CustomGradient):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        raise UserError("gradients.second_derivative")
+        raise UserError(
+            "This gradient cannot be differentiated again. Set the environment variable RECNMT_FAST_PATHS=0, pass "
+            "return_logits=True, and do not compile the model."
+        )
 
 
 def final_gradients(compute: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
@@ -212,7 +215,10 @@ def define_operator(function: Callable[..., Any], shapes: Shapes) -> Any:
 
     def differentiate(ctx: Any, gradients: list[torch.Tensor]) -> Any:
         if torch.is_grad_enabled():  # create_graph=True
-            raise UserError("gradients.second_derivative")
+            raise UserError(
+                "This gradient cannot be differentiated again. Set the environment variable RECNMT_FAST_PATHS=0, "
+                "pass return_logits=True, and do not compile the model."
+            )
         needed = [bool(need) for need in ctx.needs_input_grad[0]]
         input_gradients = iter(backward_operator(gradients, needed, list(ctx.saved_tensors), *ctx.rest))
         return [next(input_gradients) if need else None for need in needed], *(None for _ in ctx.rest)

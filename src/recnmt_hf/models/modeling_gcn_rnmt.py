@@ -27,7 +27,7 @@ from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization
 from .seq2seq_outputs import Seq2SeqEncoderOutput, Seq2SeqTranslationOutput
 from .seq2seq_stacks import TokenAndPositionInput
-from .user_errors import UserError
+from .user_errors import UserError, short_repr
 
 
 logger = utils.logging.get_logger(__name__)
@@ -344,7 +344,7 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
             return None
         if heads is None:
             if relations is not None:
-                raise UserError("model.missing_heads", field="dependency_heads")
+                raise UserError("dependency_heads is missing.", field="dependency_heads")
             if not torch.compiler.is_compiling():
                 logger.warning_once(
                     "This model reads dependency trees, but dependency_heads is missing: it encodes sources without "
@@ -353,10 +353,18 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
             return None
         words, shape = tuple(states.shape[:2]), tuple(heads.shape)
         if len(shape) not in (2, 3) or shape[:2] != words:
-            raise UserError("model.tree_shape", field="dependency_heads", value=shape, shape=words)
+            raise UserError(
+                f"dependency_heads has the shape {short_repr(shape)}; it must be {words}, or with a third dimension "
+                "for several edges of a token. Both columns have the same shape.",
+                field="dependency_heads",
+            )
         if relations is not None and relations.shape != shape:
             value = tuple(relations.shape)
-            raise UserError("model.tree_shape", field="dependency_relations", value=value, shape=shape)
+            raise UserError(
+                f"dependency_relations has the shape {short_repr(value)}; it must be {shape}, or with a third "
+                "dimension for several edges of a token. Both columns have the same shape.",
+                field="dependency_relations",
+            )
         edges = Edges.from_columns(heads, relations, token_mask)
         self.check_relations(edges.relations)
         return edges
@@ -368,7 +376,10 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
         last = self.config.num_relations - 1
         wrong = int(relations.max() if relations.min() >= 0 else relations.min())
         if not 0 <= wrong <= last:
-            raise UserError("model.id_outside_vocabulary", field="dependency_relations", value=wrong, last=last)
+            raise UserError(
+                f"dependency_relations contains {short_repr(wrong)}; it must be from 0 to {last}.",
+                field="dependency_relations",
+            )
 
 
 # -- model -------------------------------------------------------------------------------------------------------------

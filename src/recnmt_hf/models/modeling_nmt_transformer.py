@@ -23,7 +23,7 @@ from .transformer_layers import (
     TransformerEncoderLayer,
     TransformerEncoderStack,
 )
-from .user_errors import UserError
+from .user_errors import UserError, short_repr
 
 
 class RelativeMultiHeadAttention(MultiHeadAttention):
@@ -116,7 +116,11 @@ class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
         if kind != "absolute":
             self._supports_flex_attn = self._supports_flash_attn = False  # for `set_attn_implementation`
             if implementation not in ("sdpa", "eager"):
-                raise UserError("model.attention_kernel", field="attn_implementation", value=implementation, kind=kind)
+                raise UserError(
+                    f"attn_implementation={short_repr(implementation)} does not support self_attention_type={kind!r}. "
+                    "Use 'sdpa' or 'eager'.",
+                    field="attn_implementation",
+                )
 
 
 class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderStack):

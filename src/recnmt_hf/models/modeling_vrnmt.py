@@ -39,7 +39,7 @@ from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, WarmStartReport
 from .seq2seq_loss import IGNORE_INDEX, divisor
 from .seq2seq_outputs import Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqTranslationOutput
-from .user_errors import UserError
+from .user_errors import UserError, short_repr
 
 
 # Mean KL divergence of a target word, in nats, below which the latent variables carry no information.
@@ -551,7 +551,12 @@ class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGene
     def check_beams(self, beams: int, field: str = "num_beams") -> None:
         """Raise `UserError` for a number of beams that the model does not support."""
         if beams > 1 and self.config.random_field is not None:
-            raise UserError("model.beams_of_samples", field=field, value=beams)
+            raise UserError(
+                f"{field}={short_repr(beams)} is not allowed with latent_inference='sample', since beams with "
+                "different samples are not comparable. Use one beam, or set latent_inference='mean' in the "
+                "configuration.",
+                field=field,
+            )
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate as [`GenerationMixin`]; beam search raises a `UserError` with `latent_inference="sample"`."""

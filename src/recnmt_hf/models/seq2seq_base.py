@@ -29,7 +29,7 @@ from .seq2seq_outputs import (
     with_extra_outputs,
 )
 from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder
-from .user_errors import UserError
+from .user_errors import UserError, short_repr
 
 
 class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
@@ -110,7 +110,10 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
                 Unscaled embeddings in place of token ids.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
-            raise UserError("model.missing_decoder_input", field="decoder_input_ids")
+            raise UserError(
+                "decoder_input_ids is missing. Pass it or labels. To translate, call generate().",
+                field="decoder_input_ids",
+            )
         kwargs["return_dict"] = True  # type: ignore[typeddict-unknown-key]
         source: dict[str, Any] = {
             name: kwargs.pop(name, None)  # type: ignore[misc]  # of the family
@@ -213,7 +216,11 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     def resize_decoder_token_embeddings(self, new_num_tokens: int, mean_resizing: bool = True) -> nn.Embedding:
         """Resize target embedding and output matrix; raises `UserError` for a shared vocabulary."""
         if self.config.share_encoder_decoder_embeddings:
-            raise UserError("model.shared_embeddings", field="share_encoder_decoder_embeddings", value=True)
+            raise UserError(
+                f"share_encoder_decoder_embeddings={short_repr(True)} forbids resizing one side. Call "
+                "resize_token_embeddings for both.",
+                field="share_encoder_decoder_embeddings",
+            )
         decoder, settings = self.model.decoder, {"mean_resizing": mean_resizing}
         decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, new_num_tokens, **settings)
         self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens, **settings)
@@ -322,7 +329,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or padding is None:
             name = "decoder_start_token_id" if start is None else "pad_token_id"
-            raise UserError("model.missing_special_token", field=name)
+            raise UserError(f"{name} is None in the configuration. Set it, or pass decoder_input_ids.", field=name)
         shifted = labels.new_empty(labels.shape)
         shifted[:, 0] = start
         shifted[:, 1:] = labels[:, :-1]

@@ -160,7 +160,11 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
                 names.append(target)
                 self.config.tie_word_embeddings |= target == "lm_head.weight"  # merging an adapter may set False
             elif target.endswith("embed_tokens.weight"):
-                raise UserError("model.embeddings_differ", field=target, source=source)
+                raise UserError(
+                    f"{target} differs from {source}. Do not adapt embeddings, or set "
+                    "share_encoder_decoder_embeddings=False.",
+                    field=target,
+                )
         return names
 
     def mark_tied_weights_as_initialized(self, loading_info: Any, *args: Any, **kwargs: Any) -> None:
@@ -273,7 +277,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         copied = [name for name, tensor in own.items() if name in source and source[name].shape == tensor.shape]
         if not copied:
             place = type(baseline).__name__ if isinstance(baseline, PreTrainedModel) else str(baseline)
-            raise UserError("model.other_baseline", field=place, model=type(self).__name__)
+            raise UserError(f"{type(self).__name__} and {place} have no parameter in common.", field=place)
         with torch.no_grad():
             for name in copied:
                 own[name].copy_(source[name])
@@ -296,5 +300,7 @@ def read_safetensors(folder: str | Path) -> dict[str, torch.Tensor]:
             names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
         files = [Path(str(utils.cached_file(place, name))) for name in names]
     if not files:
-        raise UserError("checkpoint.no_safetensors", field=str(folder))
+        raise UserError(
+            f"{folder} contains no .safetensors file. Pass a folder written by save_pretrained.", field=folder
+        )
     return {name: tensor for file in files for name, tensor in load_file(file).items()}

@@ -17,7 +17,7 @@ from .kernels_shared import (
     is_transformed,
     with_autocast,
 )
-from .user_errors import UserError
+from .user_errors import UserError, short_repr
 
 
 IGNORE_INDEX = -100
@@ -32,7 +32,11 @@ def check_labels(labels: torch.Tensor, vocab_size: int) -> None:
         return
     wrong = labels[((labels < 0) & (labels != IGNORE_INDEX)) | (labels >= vocab_size)]
     if wrong.numel():
-        raise UserError("model.wrong_label", field="labels", value=int(wrong[0]), last=vocab_size - 1)
+        raise UserError(
+            f"labels contains {short_repr(int(wrong[0]))}; it must be from 0 to {vocab_size - 1}, or -100 to be "
+            "ignored.",
+            field="labels",
+        )
 
 
 def smoothed_cross_entropy(
@@ -130,7 +134,10 @@ class ChunkedCrossEntropy(CustomGradient):
             return (None,) * 9
         if torch.is_grad_enabled() and not is_transformed():
             # create_graph=True: gradients formed in the forward pass would count as constant.
-            raise UserError("gradients.second_derivative")
+            raise UserError(
+                "This gradient cannot be differentiated again. Set the environment variable RECNMT_FAST_PATHS=0, "
+                "pass return_logits=True, and do not compile the model."
+            )
         scale = functools.partial(ChunkedCrossEntropy.scaled_gradients, ctx.dtypes)
         return *final_gradients(scale, grad_output, *ctx.saved_tensors), *(None,) * 7
 

@@ -34,7 +34,10 @@ class Memories(dict[str, Memory]):
     """The memories of a batch by name. Every decoder layer's `encoder_attn` reads `"encoder"`."""
 
     def __missing__(self, name: str) -> Memory:
-        raise UserError("model.missing_memory", field="encoder_outputs", memory=name)
+        raise UserError(
+            f"encoder_outputs lacks {name}_hidden_state. Pass the unchanged output of get_encoder().",
+            field="encoder_outputs",
+        )
 
     def with_states(self, states: Iterable[torch.Tensor]) -> "Memories":
         """Return a copy of the memories with these states."""
@@ -69,7 +72,11 @@ def takes_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
         if past_key_values is not None and kwargs.get("cache") is None:
             kwargs["cache"] = past_key_values
         if unknown := [name for name, value in kwargs.items() if name != "cache" and isinstance(value, Cache)]:
-            raise UserError("cache.unknown_name", field=unknown[0])
+            raise UserError(
+                f"{unknown[0]} is not an argument for a cache; use cache. If you did not pass {unknown[0]}, install "
+                "an older version of transformers.",
+                field=unknown[0],
+            )
         return forward(*args, **kwargs)
 
     return call

@@ -24,7 +24,7 @@ from .decoder_cache import SourceMemoryCache, complete_cache, source_memories
 from .kernels_shared import dropout, is_exporting
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_outputs import CACHE, Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, takes_cache
-from .user_errors import UserError
+from .user_errors import UserError, short_repr
 
 
 def sinusoid_table(num_positions: int, dim: int, kind: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -106,7 +106,10 @@ def look_up(table: torch.Tensor, length: int, offset: int | torch.Tensor, positi
 def check_length(length: int, limit: int) -> None:
     """Raise a `UserError` for too long a sequence, but not in an exported graph, whose lengths it would bound."""
     if not is_exporting() and length > limit:
-        raise UserError("model.sequence_too_long", field="max_position_embeddings", value=limit, length=length)
+        raise UserError(
+            f"A sequence of {length} tokens exceeds max_position_embeddings={short_repr(limit)}.",
+            field="max_position_embeddings",
+        )
 
 
 def build_position_embedding(kind: str, num_positions: int, dim: int) -> nn.Module | None:
@@ -205,14 +208,16 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
     def embeddings(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
         """Return scaled embeddings `(batch_size, length, d_model)`. Raises `UserError` for missing or wrong ids."""
         if (input_ids is None) == (inputs_embeds is None):
-            raise UserError("model.ids_or_embeddings", field="input_ids")
+            raise UserError("Pass either token ids or embeddings (input_ids or inputs_embeds).", field="input_ids")
         try:
             embeddings = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         except IndexError as error:
             assert input_ids is not None
             wrong = int(input_ids.max() if input_ids.min() >= 0 else input_ids.min())
             last = self.embed_tokens.num_embeddings - 1
-            raise UserError("model.id_outside_vocabulary", field="input_ids", value=wrong, last=last) from error
+            raise UserError(
+                f"input_ids contains {short_repr(wrong)}; it must be from 0 to {last}.", field="input_ids"
+            ) from error
         return embeddings if self.embed_scale == 1.0 else embeddings * self.embed_scale
 
 
@@ -247,7 +252,11 @@ class Seq2SeqEncoder(Seq2SeqStack):
         """Args as for [`~.seq2seq_base.Seq2SeqModelBase`]."""
         embeddings = self.embeddings(input_ids, inputs_embeds)
         if self.needs_token_mask and attention_mask is not None and attention_mask.dim() != 2:
-            raise UserError("model.mask_shape", field="attention_mask", value=tuple(attention_mask.shape))
+            raise UserError(
+                f"attention_mask has the shape {short_repr(tuple(attention_mask.shape))}; it must be (batch_size, "
+                "source_length), 1 for tokens.",
+                field="attention_mask",
+            )
         states = self.run(self.embed_input(embeddings, attention_mask), attention_mask, **kwargs)
         outputs = self.finish(states, embeddings, attention_mask, **kwargs)
         choice = kwargs.get("output_hidden_states", self.config.output_hidden_states)

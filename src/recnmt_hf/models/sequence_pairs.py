@@ -13,7 +13,7 @@ from .recurrent_layers import left_aligned, masked_mean, take
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_loss import smoothed_cross_entropy
 from .seq2seq_stacks import Seq2SeqEncoder
-from .user_errors import UserError
+from .user_errors import UserError, short_repr
 
 
 class QueryPooling(nn.Module):
@@ -132,7 +132,11 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
         """
         if input_ids is None or pair_input_ids is None or len(input_ids) != len(pair_input_ids):
             rows = [None if ids is None else len(ids) for ids in (input_ids, pair_input_ids)]
-            raise UserError("model.pair_counts", field="pair_input_ids", value=rows[1], rows=rows[0])
+            raise UserError(
+                f"input_ids has {rows[0]} rows and pair_input_ids has {short_repr(rows[1])}. Pass a second sentence "
+                "for each.",
+                field="pair_input_ids",
+            )
         both, mask = self.stack((input_ids, attention_mask), (pair_input_ids, pair_attention_mask))
         encoded = self.encoder(input_ids=both, attention_mask=mask, **{**kwargs, "return_dict": True})
         first, second = self.pool(encoded.last_hidden_state, mask).chunk(2)

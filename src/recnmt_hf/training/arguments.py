@@ -15,7 +15,7 @@ from transformers import Seq2SeqTrainingArguments
 
 from .._loading_errors import shorten
 from .._values import MOST_SEED, Option, Range, option, options_of
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..metrics.rouge import ROUGE_UNITS
 from .metrics import BLEU_TOKENIZERS, TEXT_METRICS, TextScorer, higher_is_better
 
@@ -166,18 +166,18 @@ def make_arguments(settings: Mapping[str, Any], output_dir: Path) -> Translation
 
 def requirement(field: str, value: Any, other: str, remedy: str) -> UserError:
     """Return the error for a value that needs another one."""
-    return UserError("recipe.requires", field=field, value=value, other=other, remedy=remedy)
+    return UserError(f"{field}={short_repr(value, field)} requires {other}: {remedy}.", field=field)
 
 
 def conflict(field: str, value: Any, other: str, remedy: str) -> UserError:
     """Return the error for a value that excludes another one."""
-    return UserError("recipe.conflict", field=field, value=value, other=other, remedy=remedy)
+    return UserError(f"{field}={short_repr(value, field)} is not supported with {other}: {remedy}.", field=field)
 
 
 def rejection(field: str, value: Any, error: Exception, remedy: str = "correct it, or remove it") -> UserError:
     """Return the error for a value that a library rejects."""
     reason = shorten(str(error) or type(error).__name__)
-    return UserError("recipe.rejected", field=field, value=value, reason=reason, remedy=remedy)
+    return UserError(f"{field}={short_repr(value, field)} cannot be used ({reason}): {remedy}.", field=field)
 
 
 @contextmanager

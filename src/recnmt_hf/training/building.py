@@ -21,7 +21,7 @@ from .._loading_errors import looks_local
 from .._values import Range, check_content, check_fields, check_value, documented, given_fields, option
 from ..data.tokenizer_checks import number_of_symbols, stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..families import MODEL_TYPES
 from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.seq2seq_base import Seq2SeqConditionalGeneration
@@ -112,7 +112,11 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
     owner = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(config_class, None)
     is_taken = model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] is not config_class
     if not model_type or is_taken or owner not in (None, model_class):
-        raise UserError("model_type.not_own", field=name, value=model_type, config=config_class.__name__)
+        raise UserError(
+            f"model.type={name}: {config_class.__name__} has model_type={short_repr(model_type)}, which is empty or "
+            "taken. Give the class a configuration with its own model_type.",
+            field=name,
+        )
     AutoConfig.register(model_type, config_class, exist_ok=True)
     if model_class.model_class.config_class is config_class:  # a class of its own, not that of the base family
         AutoModel.register(config_class, model_class.model_class, exist_ok=True)
@@ -125,9 +129,12 @@ def import_model_class(path: str) -> Any:
     try:
         model_class: Any = pkgutil.resolve_name(CLASS_PATH.sub(r"\1:\2", path))
     except (ImportError, AttributeError) as error:
-        raise UserError("model_type.not_imported", field=path, reason=error) from error
+        raise UserError(f"model.type={path} cannot be imported ({error}).", field=path) from error
     if not (isinstance(model_class, type) and issubclass(model_class, Seq2SeqConditionalGeneration)):
-        raise UserError("model_type.not_generating", field=path)
+        raise UserError(
+            f"model.type={path} cannot generate. Name a subclass of e.g. NMTTransformerForConditionalGeneration.",
+            field=path,
+        )
     return model_class
 
 
@@ -166,7 +173,10 @@ def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baselin
     for name in ("vocab_size", "decoder_vocab_size", "num_relations"):
         size, symbols = section.fields.get(name), vocabulary.get(name, 0)
         if isinstance(size, int) and size < symbols:
-            raise UserError("recipe.vocabulary_too_small", field=f"model.fields.{name}", value=size, symbols=symbols)
+            raise UserError(
+                f"model.fields.{name}={short_repr(size)} is below the tokenizer's size, {symbols}.",
+                field=f"model.fields.{name}",
+            )
     config = build_config(section, **vocabulary)
     configs = [config.baseline(), config] if with_baseline else [config]
     for stage_config in configs:

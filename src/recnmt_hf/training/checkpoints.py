@@ -22,7 +22,7 @@ from .._loading_errors import remove_remedy
 from .._plain_card import CARD, write_plain_card
 from .._values import Range, check_value
 from ..data.files import digest_of_file
-from ..errors import ExistingFileError, MissingFileError, UserError
+from ..errors import ExistingFileError, MissingFileError, UserError, short_repr
 from ..families import MODEL_TYPES
 from ..inference.model_task import EVIDENCE
 from .metrics import higher_is_better
@@ -141,7 +141,11 @@ def newest_intact_checkpoint(run: str | Path, report: Callable[[str], None] = la
             return folder
         damaged.append(f"{folder} is damaged: {'; '.join(faults[:3])}.")
     if damaged:
-        raise UserError("checkpoint.none_intact", field=str(run), faults=" ".join(damaged))
+        raise UserError(
+            f"{run} has no intact checkpoint. {' '.join(damaged)} Restore the files, or start again with --overwrite "
+            "or in another folder.",
+            field=run,
+        )
     return None
 
 
@@ -169,7 +173,7 @@ def state_of(checkpoint: Path) -> dict[str, Any]:
                 if name == "step" or type(entry[name]) is int:
                     check_value(f"log_history[{number}].{name}", entry.get(name), int)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError("checkpoint.damaged_file", field=str(path), reason=remove_remedy(error)) from error
+        raise UserError(f"{path} is damaged ({remove_remedy(error)}).", field=path) from error
     return state
 
 
@@ -200,13 +204,13 @@ def choose_checkpoints(
         else:
             complete.append((step, folder))
     if not complete:
-        raise UserError("checkpoint.none_complete", field=str(run))
+        raise UserError(f"{run} has no complete checkpoint.", field=run)
     if which == "last":
         return [folder for _, folder in complete[-count:]]
     values = metric_of_steps(run, metric)
     ranked = [(values[step], step, folder) for step, folder in complete if step in values]
     if not ranked:
-        raise UserError("checkpoint.no_metric", field=str(run), value=metric)
+        raise UserError(f"No checkpoint in {run} has a value of {short_repr(metric)}.", field=run)
     better = higher_is_better(metric) if greater_is_better is None else greater_is_better
     ranked.sort(key=lambda entry: (entry[0] if better else -entry[0], entry[1]), reverse=True)
     return [folder for _, _, folder in ranked[:count]]
@@ -249,16 +253,16 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
         UserError: No folder is given, the models differ in parameters, or a file is damaged.
     """
     if not folders:
-        raise UserError("average.no_checkpoint")
+        raise UserError("There is no checkpoint to average.")
     paths = [Path(folder) for folder in folders]
     output = Path(output)
     if output.is_dir() and any(output.iterdir()):
-        raise ExistingFileError("output.not_empty", field=str(output))
+        raise ExistingFileError(f"{output} is not empty.", field=output)
     marked = [folder for folder in paths if (folder / MANIFEST).exists()]
     for folder in marked:
         if faults := faults_of(folder, training_state=False):
             check_not_deleted([folder])
-            raise UserError("checkpoint.damaged", field=str(folder), faults="; ".join(faults[:3]))
+            raise UserError(f"The checkpoint {folder} is damaged: {'; '.join(faults[:3])}.", field=folder)
     # Remains of a killed process are deleted; a fixed name allows only one.
     working = output.parent / f".{output.name}{PARTIAL}"
     shutil.rmtree(working, ignore_errors=True)
@@ -291,7 +295,9 @@ def check_not_deleted(marked: Sequence[Path]) -> None:
     """Raise `MissingFileError` if a checkpoint lost its manifest, which is deleted before the files that were read."""
     for folder in marked:
         if not (folder / MANIFEST).exists():
-            raise MissingFileError("checkpoint.deleted", field=str(folder))
+            raise MissingFileError(
+                f"A run that is still training deleted {folder} while it was read. Run the command again.", field=folder
+            )
 
 
 def mean_of(folders: Sequence[Path]) -> dict[str, torch.Tensor]:
@@ -300,13 +306,13 @@ def mean_of(folders: Sequence[Path]) -> dict[str, torch.Tensor]:
     for folder, names in zip(folders, handles, strict=True):
         if different := sorted(names.keys() ^ handles[0].keys()):
             text = f"{', '.join(different[:3])} ..."
-            raise UserError("average.different_parameters", field=str(folder), other=folders[0], names=text)
+            raise UserError(f"{folder} and {folders[0]} differ in {text}.", field=folder)
     mean: dict[str, torch.Tensor] = {}
     for name in handles[0]:
         tensors = [handle[name].get_tensor(name) for handle in handles]
         first = tensors[0]
         if any(tensor.shape != first.shape for tensor in tensors):
-            raise UserError("average.different_shapes", field=name)
+            raise UserError(f"{name} has different shapes in the checkpoints.", field=name)
         if not first.is_floating_point():
             mean[name] = tensors[-1]
             continue
@@ -324,10 +330,12 @@ def open_tensors(folder: Path) -> dict[str, Any]:
         try:
             handle = safe_open(file, framework="pt")
         except SafetensorError as error:
-            raise UserError("weights.damaged", field=str(file), reason=error) from error
+            raise UserError(f"The weights in {file} are damaged ({error}).", field=file) from error
         handles |= dict.fromkeys(handle.keys(), handle)
     if not handles:
-        raise MissingFileError("checkpoint.no_safetensors", field=str(folder))
+        raise MissingFileError(
+            f"{folder} contains no .safetensors file. Pass a folder written by save_pretrained.", field=folder
+        )
     return handles
 
 

@@ -67,7 +67,7 @@ def check_before_training(
         except UserError as error:
             # The field of these errors is a file.
             field = f"{place}: {error.field}" if error.field else place
-            raise type(error)(error.code, field=field, value=error.value, **error.details) from None
+            raise type(error)(error.message, field=field) from None
     if data.cache_dir:
         folder = Path(data.cache_dir).absolute()
         existing = next(path for path in (folder, *folder.parents) if path.exists())
@@ -88,7 +88,9 @@ def check_folder(field: str, folder: str, content: str, patterns: Sequence[str])
     """Check that a folder has files with all patterns. Model ids on the Hub pass."""
     for pattern in patterns if looks_local(folder) else ():
         if not list(Path(folder).glob(pattern)):
-            raise MissingFileError("recipe.missing_file", field=field, value=folder, content=content, file=pattern)
+            raise MissingFileError(
+                f"{field}={short_repr(folder)} has no {content} ({pattern} is missing).", field=field
+            )
 
 
 def check_model(recipe: Recipe, checkpoint: Path | None = None) -> PreTrainedModel:
@@ -111,7 +113,9 @@ def check_model(recipe: Recipe, checkpoint: Path | None = None) -> PreTrainedMod
             longest = getattr(data, f"max_{side}_length")
             if longest > positions:
                 field = f"data.max_{side}_length"
-                raise UserError("recipe.too_few_positions", field=field, value=longest, positions=positions)
+                raise UserError(
+                    f"{field}={short_repr(longest)} exceeds the model's {positions} positions.", field=field
+                )
         # The table is made in float64 before the weights' dtype is applied.
         check_memory(section, 4 * 8 * positions * config.d_model, "a table of positions")
     model = build_on_meta(config)
@@ -169,7 +173,11 @@ def check_stages(recipe: Recipe, arguments: TranslationTrainingArguments, config
     """Check that a run in two stages has a baseline to begin with."""
     field, steps = "training.baseline_steps", recipe.training.baseline_steps
     if config.baseline() is None:
-        raise UserError("recipe.no_baseline", field=field, value=steps, model=describe(recipe.model))
+        raise UserError(
+            f"{field}={short_repr(steps)} trains the baseline of a variant, but {describe(recipe.model)} is a plain "
+            "model. Set it to null, or model.type to a variant, e.g. biarn_transformer.",
+            field=field,
+        )
     if arguments.deepspeed:
         remedy = "train the baseline in a run of its own, and set model.init_from"
         raise conflict(field, steps, "training.deepspeed", remedy)
@@ -179,8 +187,11 @@ def check_memory(section: ModelSection, size: int, content: str) -> None:
     """Raise `UserError` if the machine has less memory than `size` bytes."""
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > available:
-        sizes = {"needed": size / 2**30, "available": available / 2**30}
-        raise UserError("recipe.too_little_memory", field="model", value=describe(section), content=content, **sizes)
+        raise UserError(
+            f"The model {describe(section)} needs {size / 2**30:,.1f} GiB for {content}; {available / 2**30:,.1f} GiB "
+            "are available. Use a smaller preset, or lower the largest of model.fields and tokenizer.vocab_size.",
+            field="model",
+        )
 
 
 def describe(section: ModelSection) -> str:

@@ -97,7 +97,7 @@ def refuse_links(*paths: Path) -> None:
     """Raise `UserError` for a symbolic link, so that a downloaded folder cannot lead writers out of itself."""
     for path in paths:
         if path.is_symlink():
-            raise UserError("output.symbolic_link", field=str(path))
+            raise UserError(f"{path} is a symbolic link and will not be written.", field=path)
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Evidence:
             evidence.check()
             asdict(evidence)  # fails if it is nested too deeply to be saved
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError("evidence.damaged", field=str(path), reason=remove_remedy(error)) from error
+            raise UserError(f"{path} is not valid evidence of a model ({remove_remedy(error)}).", field=path) from error
         return evidence
 
     def check(self) -> None:

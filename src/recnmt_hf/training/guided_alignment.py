@@ -39,7 +39,7 @@ class GuidedAlignment:
     def place(self, config: Any) -> tuple[int, int]:
         """Return decoder layer and head. `UserError` if a model with this configuration does not have them."""
         if not getattr(config, "attends_source_words", True):
-            raise UserError("alignment.other_memory")
+            raise UserError("The decoder does not attend to source words. Use a model whose decoder does.")
         layers, heads = config.decoder_layers, getattr(config, "decoder_attention_heads", 1)
         layer = layers - 1 if self.layer is None else self.layer
         check_value("guided_alignment.layer", layer, int, Range(least=0, most=layers - 1))
@@ -83,7 +83,11 @@ class AlignmentGuide:
             layer, self.head = settings.place(model.config)
             attention = model.get_decoder().source_attention(layer)
         except AttributeError as error:
-            raise UserError("guided_alignment.model", field=type(model).__name__) from error
+            raise UserError(
+                f"Guided alignment cannot read the attention of {type(model).__name__}. Use a model of this package "
+                "whose decoder attends to source words, or set guided_alignment.weight to 0.",
+                field=type(model).__name__,
+            ) from error
         self.weight = settings.weight
         self.links: torch.Tensor | None = None
         self.token_mask: torch.Tensor | None = None
@@ -109,7 +113,11 @@ class AlignmentGuide:
             visible = None if self.token_mask is None else self.token_mask[:, None] != 0
             self.weights = attention.head_weights(self.head, *args[:2], visible)
         elif output[1] is None:
-            raise UserError("guided_alignment.model", field=type(attention).__name__)
+            raise UserError(
+                f"Guided alignment cannot read the attention of {type(attention).__name__}. Use a model of this "
+                "package whose decoder attends to source words, or set guided_alignment.weight to 0.",
+                field=type(attention).__name__,
+            )
         else:
             self.weights = output[1][:, self.head]
 

@@ -106,7 +106,10 @@ def load_with_shards(recipe: Recipe) -> TokenizerPair:
         baseline = load_tokenizers(recipe.model.init_from)
         if have_other_symbols(tokenizers, baseline):
             changes = f"tokenizers (model.init_from={recipe.model.init_from} has others)"
-            raise UserError("prepare.other_recipe", field="data.prepared", changes=changes)
+            raise UserError(
+                f"data.prepared was prepared with another recipe; these differ (prepared -> recipe): {changes}.",
+                field="data.prepared",
+            )
     return tokenizers
 
 
@@ -130,7 +133,10 @@ def load_shards(recipe: Recipe, tokenizers: TokenizerPair, trees: TreeEncoder | 
     if prepared["tokenizers"] != list(map(tokenizer_fingerprint, tokenizers)):
         changes.append("tokenizers")
     if changes:
-        raise UserError("prepare.other_recipe", field="data.prepared", changes="; ".join(changes))
+        raise UserError(
+            f"data.prepared was prepared with another recipe; these differ (prepared -> recipe): {'; '.join(changes)}.",
+            field="data.prepared",
+        )
     return data
 
 
@@ -164,12 +170,12 @@ def prepare_in_shards(
     with lock(output / ".lock", 24 * 3600):  # another part trains the tokenizers
         others = [path for path in output.iterdir() if not path.name.startswith(".")]
         if not (output / TOKENIZER_SECTION).exists() and others:
-            raise ExistingFileError("output.not_empty", field=str(output))
+            raise ExistingFileError(f"{output} is not empty.", field=output)
         section = section_of_data(recipe)
         earlier = read_json(output / TOKENIZER_SECTION)
         # A preparation that failed before it had tokenizers may be repeated with others.
         if earlier is not None and earlier != section and (output / SOURCE_TOKENIZER).is_dir():
-            raise UserError("prepare.other_data", field=str(output), changed="tokenizer settings")
+            raise UserError(f"{output} has data that was prepared with other tokenizer settings.", field=output)
         with open_output(output / TOKENIZER_SECTION) as file:
             json.dump(section, file, indent=1)
         tokenizers = prepare_tokenizers(recipe, output)
@@ -239,7 +245,11 @@ def prepare_trees(recipe: Recipe, tokenizers: TokenizerPair) -> TreeEncoder | No
     if not any(corpus.has_trees for corpus in data.train):
         finds_unused = recipe.training.ddp_find_unused_parameters  # those without gradients
         if PartialState().num_processes > 1 and not finds_unused:
-            raise UserError("trees.none", field="data.train")
+            raise UserError(
+                "data.train has no dependency trees, but training this model on several processes requires them. Set "
+                "source_trees or tree_columns, or training.ddp_find_unused_parameters=true.",
+                field="data.train",
+            )
         logger.warning(
             "Warning: the model reads dependency trees, but data.train has none, so it is trained without them. "
             "Set source_trees or tree_columns."

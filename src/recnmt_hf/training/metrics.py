@@ -66,7 +66,5 @@ def higher_is_better(metric: str, given: bool | None = None) -> bool:
     """
     known = known_direction(metric)
     if given is not None and known is not None and given is not known:
-        other = f"metric_for_best_model={metric}, which is better when {'higher' if known else 'lower'}"
-        remedy = "remove greater_is_better"
-        raise UserError("recipe.conflict", field="greater_is_better", value=given, other=other, remedy=remedy)
+        raise UserError(f"{metric} is better when {'higher' if known else 'lower'}.", field="greater_is_better")
     return given if given is not None else known is not False

@@ -61,9 +61,9 @@ def locked(folder: Path) -> Iterator[bool]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             was_killed = (folder / LOCK).is_file()
-            unsupported = stack.enter_context(lock(folder / LOCK, LOCK_PATIENCE, "output.in_use", folder))
+            unsupported = stack.enter_context(lock(folder / LOCK, LOCK_PATIENCE, folder))
         except OSError as error:
-            raise UserError("output.not_writable", field=str(folder), reason=error.strerror) from error
+            raise UserError(f"{folder} cannot be written ({error.strerror}).", field=folder) from error
         if unsupported is not None:
             remedy = f"Make sure that no other run writes into {folder}."
             logger.info(f"{folder / LOCK} cannot be locked ({unsupported.strerror}). {remedy}")
@@ -123,13 +123,18 @@ def claim_output(output_dir: Path, resume: bool, overwrite: bool, was_killed: bo
     contents, field = contents_of(output_dir), str(output_dir)
     names = ", ".join(sorted(path.name for path in contents)[:4])
     if contents and not resume and not overwrite:
-        raise ExistingFileError("output.has_files", field=field, names=names)
+        raise ExistingFileError(
+            f"{field} is not empty ({names}). Use another folder, --resume, or --overwrite (deletes the run).",
+            field=field,
+        )
     foreign = ", ".join([path.name for path in contents if not is_of_run(path)][:4])
     if foreign and overwrite:
-        raise ExistingFileError("output.foreign_files", field=field, names=foreign)
+        raise ExistingFileError(
+            f"{field} contains files that recnmt did not create ({foreign}); nothing was deleted.", field=field
+        )
     is_early = was_killed and all(_EARLY.fullmatch(path.name) for path in contents)
     if contents and not is_early and not contains_run(output_dir):
-        raise ExistingFileError("output.not_a_run", field=field, names=names)
+        raise ExistingFileError(f"{field} is not a training run ({names}); nothing was deleted.", field=field)
     if overwrite:
         delete_run(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -206,8 +211,12 @@ def check_free_space(output_dir: Path, stages: Sequence[tuple[torch.nn.Module, T
     needed -= sum(file.stat().st_size for _, folder in all_checkpoints_in(output_dir) for file in folder.rglob("*"))
     free = shutil.disk_usage(output_dir).free
     if needed > free:
-        sizes = {"free": convert_bytes(free), "needed": convert_bytes(needed), "checkpoints": " and ".join(checkpoints)}
-        raise UserError("output.no_space", field=str(output_dir), **sizes)
+        raise UserError(
+            f"{output_dir} has {convert_bytes(free)} free; checkpoints ({' and '.join(checkpoints)}) and the final "
+            f"model need about {convert_bytes(needed)}. Free space, lower training.keep_last and average.count, or "
+            "choose another folder.",
+            field=output_dir,
+        )
 
 
 def most_checkpoints(arguments: TranslationTrainingArguments) -> int:
@@ -239,7 +248,9 @@ def explain_sudden_end(output_dir: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             remove_leftovers(output_dir)
         progress = progress_of(output_dir)
-        raise UserError("output.disk_full", field=str(output_dir), reason=reason, progress=progress) from error
+        raise UserError(
+            f"A file in {output_dir} cannot be written ({reason}). {progress} Free space first.", field=output_dir
+        ) from error
 
 
 def progress_of(output_dir: Path) -> str:

@@ -38,7 +38,7 @@ from ..data.sharding import ShardSettings
 from ..data.tags import check_tags
 from ..data.text import ON_EMPTY, ON_LONG
 from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.options import TEXT_OPTIONS, DecodingOptions
 from ..metrics.bleu import bleu_tokenizer
 from .arguments import TranslationTrainingArguments, conflict, make_arguments, requirement, training_options
@@ -121,8 +121,10 @@ class DataSection:
         for name in ("source_lang", "target_lang"):
             language = getattr(self, name)
             if not LANGUAGE.fullmatch(language):
-                allowed, remedy = "a language code of letters, digits, _ and -", "correct it, e.g. en, de or zh-CN"
-                raise UserError("option.value", field=f"data.{name}", value=language, allowed=allowed, remedy=remedy)
+                raise UserError(
+                    f"data.{name}={short_repr(language)} is not a language code such as en, de or zh-CN.",
+                    field=f"data.{name}",
+                )
         self.check_mixture()
         for name in ("train", "validation"):
             for number, corpus in enumerate(getattr(self, name)):
@@ -137,9 +139,11 @@ class DataSection:
         check_value("data.weights", self.weights, list[float])
         count = len(self.train)
         if len(self.weights) != count or any(not 0 <= one <= 1000 for one in self.weights) or not any(self.weights):
-            allowed = f"{count} numbers from 0 to 1,000, one for each corpus of data.train"
-            remedy = "correct it"
-            raise UserError("option.value", field="data.weights", value=self.weights, allowed=allowed, remedy=remedy)
+            raise UserError(
+                f"data.weights={short_repr(self.weights)} is not allowed; it must be {count} numbers from 0 to 1,000, "
+                "one for each corpus of data.train.",
+                field="data.weights",
+            )
 
     @property
     def mixture(self) -> Mixture:
@@ -359,7 +363,7 @@ class TrainingSection(TrainingDefaults, RunSection):
             entry = TRAINING_OPTIONS[name]
             place = f"training.{name}"
             if name in NO_EFFECT and value not in (None, False, entry.default):
-                raise UserError("recipe.no_effect", field=place, value=value, remedy=NO_EFFECT[name])
+                raise UserError(f"{place} has no effect in a recipe: {NO_EFFECT[name]}.", field=place)
             entry = replace(entry, default=TRAINING_DEFAULTS.get(name, entry.default))
             if name == "max_steps" and value == -1:  # epochs decide
                 if self.num_train_epochs is None:
@@ -457,14 +461,20 @@ class Recipe:
             raise conflict("tokenizer.tags", section.tags, given, "remove it; a given tokenizer keeps its own tags")
         is_given = given is not None or self.data.prepared is not None
         if section.dropout > 0 and not is_given and {section.kind, section.target_kind or section.kind} != {"bpe"}:
-            raise UserError("tokenizer.no_dropout", field="tokenizer.dropout", value=section.dropout)
+            raise UserError(
+                f"tokenizer.dropout={short_repr(section.dropout)} is not supported by this tokenizer. Use one of kind "
+                "bpe, or set it to 0.",
+                field="tokenizer.dropout",
+            )
         if section.dropout > 0 and (self.guides_alignment or any(corpus.has_trees for corpus in self.data.train)):
             other = "alignments" if self.guides_alignment else "dependency trees"
             remedy = "set it to 0: links and trees belong to the tokens of one segmentation"
             raise conflict("tokenizer.dropout", section.dropout, f"{other} in data.train", remedy)
         for name, corpora in self.test.items():
             if len({corpus.target_tag for corpus in corpora}) > 1:
-                raise UserError("recipe.test_tags", field=f"test.{name}")
+                raise UserError(
+                    "the corpora have different target tags. Make a test set for each.", field=f"test.{name}"
+                )
         check_plan(self.training, self.average)
         steps = self.training.baseline_steps
         if self.model.init_from is not None and steps is not None:
@@ -477,7 +487,10 @@ class Recipe:
         for name in TEXT_OPTIONS:
             if name in stated(self.decoding):
                 flag = f"--{name.replace('_', '-')}"
-                raise UserError("recipe.option_of_texts", field=f"decoding.{name}", flag=flag)
+                raise UserError(
+                    f"decoding.{name} is not supported for test sets. Remove it, and pass {flag} to recnmt translate.",
+                    field=f"decoding.{name}",
+                )
 
     @property
     def corpora(self) -> list[tuple[str, Corpus]]:
@@ -599,8 +612,7 @@ def check_alignments(recipe: Recipe) -> None:
         raise requirement(f"guided_alignment.{name}", getattr(guided, name), "alignments in data.train", remedy)
     for place, corpus in recipe.corpora:
         if corpus.alignments is not None and not place.startswith("data.train"):
-            remedy = "remove it: only training reads links"
-            raise UserError("recipe.no_effect", field=f"{place}.alignments", value=corpus.alignments, remedy=remedy)
+            raise UserError("only training reads links.", field=f"{place}.alignments")
 
 
 def check_plan(training: TrainingSection, average: AverageSection) -> None:
@@ -650,7 +662,11 @@ def check_plan(training: TrainingSection, average: AverageSection) -> None:
 def check_planned_steps(baseline_steps: float, steps: int) -> None:
     """Raise `UserError` if the baseline's stage leaves no step for the variant."""
     if baseline_steps >= steps:
-        raise UserError("recipe.no_second_stage", field="training.baseline_steps", value=baseline_steps, steps=steps)
+        raise UserError(
+            f"training.baseline_steps={short_repr(baseline_steps)} must be below {steps}, the number of steps of both "
+            "stages together. Raise training.max_steps.",
+            field="training.baseline_steps",
+        )
 
 
 def check_evaluated_checkpoints(training: TrainingSection) -> None:
@@ -662,7 +678,11 @@ def check_evaluated_checkpoints(training: TrainingSection) -> None:
         return
     name, value, other = ("strategy", saves, evaluates) if saves != evaluates else ("steps", save_steps, eval_steps)
     other = f"training.eval_{name}={other}"
-    raise UserError("recipe.checkpoints_not_evaluated", field=f"training.save_{name}", value=value, other=other)
+    raise UserError(
+        f"average.which=best needs an evaluation of each checkpoint, but training.save_{name}={short_repr(value)} "
+        f"does not match {other}.",
+        field=f"training.save_{name}",
+    )
 
 
 def is_multiple(steps: float, of: float) -> bool:
@@ -674,7 +694,11 @@ def name_of_entry(corpus: Any, number: int) -> str:
     """Return the name of a test set in a list: that of sacrebleu."""
     name = corpus.get("sacrebleu") if isinstance(corpus, Mapping) else getattr(corpus, "sacrebleu", None)
     if not isinstance(name, str):
-        raise UserError("recipe.unnamed_test", field=f"test[{number}]")
+        raise UserError(
+            f"test[{number}] has no name. Write a mapping, such as test: {{name: {{source: .., target: ..}}}}, or a "
+            "list of test sets of sacrebleu.",
+            field=f"test[{number}]",
+        )
     return name.replace("/", "_")
 
 
@@ -682,5 +706,9 @@ def name_of_test(name: Any) -> str:
     """Check the name of a test set, which may be a number, and return it as text."""
     text = str(name) if isinstance(name, int) and not isinstance(name, bool) else name
     if not isinstance(text, str) or not NAME_OF_A_TEST_SET.fullmatch(text) or text in RESERVED_NAMES:
-        raise UserError("recipe.test_name", field="test", value=name, reserved=" or ".join(RESERVED_NAMES))
+        raise UserError(
+            f"{short_repr(name)} is not allowed as the name of a test set. Use letters, digits, _, - and ., but not "
+            f"{' or '.join(RESERVED_NAMES)}.",
+            field="test",
+        )
     return text

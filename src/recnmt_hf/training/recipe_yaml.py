@@ -17,7 +17,7 @@ import yaml
 
 from .._values import DEFAULT, kind_of
 from ..data.text import read_lines
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..models.user_errors import masked
 
 
@@ -127,7 +127,7 @@ def load_yaml(text: str, name: str) -> Any:
         mark = error.problem_mark or error.context_mark
         position = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         reason = error.problem or "it ends early"
-    raise UserError("yaml.invalid", field=name, position=position, reason=reason)
+    raise UserError(f"{name}{position}: invalid YAML ({reason}).", field=name)
 
 
 def read_yaml(path: Path) -> Any:
@@ -158,9 +158,11 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> dict[s
         name, equals, value = override.partition("=")
         parts = name.split(".")
         if not equals or not all(parts) or name != name.strip():
-            raise UserError("override.syntax", value=override)
+            raise UserError(f"{short_repr(override)} is not an override. Write section.field=value.")
         if not value.strip():
-            raise UserError("override.no_value", field=name)
+            raise UserError(
+                f"{name}= has no value. Write {name}=null for its default, or {name}='\"\"' for empty text.", field=name
+            )
         target = content
         for depth, parent in enumerate(parts[:-1], start=1):
             if target.get(parent) in (None, DEFAULT):
@@ -168,7 +170,10 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> dict[s
             target = target[parent]
             if not isinstance(target, dict):
                 place = ".".join(parts[:depth])
-                raise UserError("override.not_a_mapping", field=name, parent=place, kind=kind_of(target))
+                raise UserError(
+                    f"{name} cannot be set, because {place} is {kind_of(target)}, not a mapping. Set {place} instead.",
+                    field=name,
+                )
         parsed = load_yaml(value, name)
         target[parts[-1]] = DEFAULT if parsed is None and len(parts) <= FIELD_DEPTH else parsed
         if name in LENGTHS and parsed not in (None, -1):
@@ -180,15 +185,21 @@ def read_recipe(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any
     """Read a recipe's file, merged into the one it extends."""
     content, name = read_yaml(path), str(path)
     if path.resolve() in extended_by:
-        raise UserError("recipe.extends_itself", field=name)
+        raise UserError(f"{name} extends itself. Correct its line `extends`.", field=name)
     content = {} if content is None else content
     if not isinstance(content, dict):
-        raise UserError("recipe.not_a_mapping", field=name, kind=kind_of(content))
+        raise UserError(
+            f"{name} must be a mapping of sections, not {kind_of(content)}. Correct the path, or write sections such "
+            "as training: {max_steps: 1000}.",
+            field=name,
+        )
     extended = content.pop("extends", None)
     if extended is None:
         return content
     if not isinstance(extended, str) or not extended:
-        raise UserError("recipe.extends", field=name, kind=kind_of(extended))
+        raise UserError(
+            f"extends must be the name of one file, not {kind_of(extended)}. Write extends: base.yaml.", field=name
+        )
     return merge(read_recipe(path.parent / extended, (*extended_by, path.resolve())), content)
 
 

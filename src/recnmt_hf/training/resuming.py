@@ -129,7 +129,11 @@ def checkpoint_to_resume(recipe: Recipe, output_dir: Path) -> Path | None:
     for change in check_recipe(recipe, output_dir, checkpoint):
         logger.info(change)
     if checkpoint.parent != output_dir and recipe.training.baseline_steps is None:
-        raise UserError("resume.baseline", field="training.baseline_steps", checkpoint=checkpoint)
+        raise UserError(
+            f"{checkpoint} belongs to a baseline, but training.baseline_steps is not set. Set it as before, or start "
+            "again with --overwrite or in another folder.",
+            field="training.baseline_steps",
+        )
     logger.info(f"Resuming from {checkpoint}.")
     return checkpoint
 
@@ -193,8 +197,10 @@ def check_recipe(recipe: Recipe, output_dir: Path, checkpoint: Path) -> list[str
     """Return a line for each changed field; `UserError` with all changes that are not allowed."""
     max_steps, steps = recipe.training.max_steps, steps_of(checkpoint)
     if 0 < max_steps < steps:
-        given = {"steps": steps, "checkpoint": checkpoint}
-        raise UserError("resume.fewer_steps", field="training.max_steps", value=max_steps, **given)
+        raise UserError(
+            f"training.max_steps={max_steps} is less than the {steps} steps of {checkpoint}.",
+            field="training.max_steps",
+        )
     changes = changes_of_recipe(recipe, output_dir)
     if changes is None:
         return [f"{output_dir} has no readable {RECIPE}, so changes of the recipe are unknown."]
@@ -215,11 +221,9 @@ def check_recipe(recipe: Recipe, output_dir: Path, checkpoint: Path) -> list[str
             not_allowed.append(f"{name}: {change}")
     if not_allowed:
         raise UserError(
-            "resume.other_recipe",
+            f"These fields must not change since {checkpoint}: {'; '.join(not_allowed)}. Resume with the old values "
+            f"({output_dir / RECIPE}), or start again with --overwrite or in another folder.",
             field=", ".join(line.partition(":")[0] for line in not_allowed),
-            changes="; ".join(not_allowed),
-            checkpoint=checkpoint,
-            recipe=output_dir / RECIPE,
         )
     return [f"{CHANGED}{line}" for line in allowed]
 
@@ -236,28 +240,32 @@ def check_record(new: RunRecord, compares_evaluations: bool, output_dir: Path, c
     if old is None:
         return []
     if old.training_data != new.training_data:
-        details = {"old": old.training_pairs, "new": new.training_pairs, "recipe": output_dir / RECIPE}
-        raise UserError("resume.other_training_data", field="data.train", checkpoint=checkpoint, **details)
+        raise UserError(
+            f"The training data differs from that of {checkpoint} ({old.training_pairs} sentence pairs before, "
+            f"{new.training_pairs} now). Restore the old data and settings ({output_dir / RECIPE}), or start again "
+            "with --overwrite or in another folder.",
+            field="data.train",
+        )
     lines = []
     if old.validation_data != new.validation_data:
-        counts = {"old": old.validation_pairs, "new": new.validation_pairs}
-        if compares_evaluations:
-            raise UserError("resume.other_validation_data", field="data.validation", **counts)
         change = f"{old.validation_pairs} sentence pairs before, {new.validation_pairs} now"
+        if compares_evaluations:
+            raise UserError(
+                f"The validation data changed ({change}), but this run compares evaluations. Restore it, or set "
+                "average.which: last and remove early_stopping_patience.",
+                field="data.validation",
+            )
         lines.append(f"The validation data changed ({change}): evaluations before and after are not comparable.")
     batches = old.processes * old.accumulation
     change = f"processes: {old.processes} -> {new.processes}"
     change += f", gradient_accumulation_steps: {old.accumulation} -> {new.accumulation}"
     if batches != new.processes * new.accumulation:
         needed = batches / new.processes
+        remedy = f"Set it to {needed:.0f}" if needed.is_integer() else "Use another number of processes"
         raise UserError(
-            "resume.other_batches",
+            f"The batches per update differ from those of {checkpoint} ({change}); the product must stay {batches}. "
+            f"{remedy}.",
             field="training.gradient_accumulation_steps",
-            value=new.accumulation,
-            checkpoint=checkpoint,
-            change=change,
-            batches=batches,
-            remedy=f"set it to {needed:.0f}" if needed.is_integer() else "use another number of processes",
         )
     if old.processes != new.processes:
         lines.append(f"{CHANGED}{change}. An update has as many batches; the result will not be bit-identical.")
@@ -276,14 +284,18 @@ def check_config(config: PreTrainedConfig, checkpoint: Path) -> None:
     try:
         saved = json.loads(read_small_text(path))
     except (OSError, ValueError) as error:
-        raise UserError("checkpoint.damaged_file", field=str(path), reason=error) from error
+        raise UserError(f"{path} is damaged ({error}).", field=path) from error
     ignored = {"dtype", "architectures", "transformers_version", "use_cache"}  # the Trainer sets the last
     own = {entry.name for entry in fields(type(config))} - ignored
     now = json.loads(config.to_json_string(use_diff=False))
     differing = [name for name in sorted(own & saved.keys() & now.keys()) if saved[name] != now[name]]
     if differing:
         changes = "; ".join(f"{name}: {display(saved[name])} -> {display(now[name])}" for name in differing)
-        raise UserError("resume.other_model", field=str(checkpoint), changes=changes)
+        raise UserError(
+            f"The model of {checkpoint} differs from that of the recipe: {changes}. Resume with the old recipe, or "
+            "start again with --overwrite or in another folder.",
+            field=checkpoint,
+        )
 
 
 def stopped_early(checkpoint: Path, patience: int | None) -> bool:

@@ -69,7 +69,12 @@ class Stage:
                 logger.info(f"Early stopping ended the run at {checkpoint.name}.")
                 return
             if trainer.lacks_optimizer(checkpoint):
-                raise UserError("resume.no_optimizer", field=str(checkpoint))
+                raise UserError(
+                    f"{checkpoint} has no optimizer state (training.save_only_model), so training cannot be resumed "
+                    "from it. Set model.init_from to it in a run with another folder, or start again with "
+                    "--overwrite.",
+                    field=checkpoint,
+                )
         start = checkpoint or self.baseline
         trainer.train(resume_from_checkpoint=str(start) if start else None)
         newest = newest_checkpoint(self.arguments.folder)

@@ -136,13 +136,13 @@ def compare_with_baseline(
     known = {test.name: test for test in Evidence.load(baseline).tests}
     if score.name not in known:
         names = ", ".join(known) or "none"
-        raise UserError("test.not_tested", field=str(baseline), name=score.name, known=names)
+        raise UserError(f"{baseline} has no translations of {score.name}, only of {names}.", field=baseline)
     other = known[score.name]
     if (other.source_sha256, other.reference_sha256) != (score.source_sha256, score.reference_sha256):
-        raise UserError("test.other_sentences", field=str(baseline), name=score.name)
+        raise UserError(f"{baseline} was tested on other sentences under the name {score.name}.", field=baseline)
     path = baseline / other.translations
     if not path.is_file():
-        raise MissingFileError("test.missing_translations", field=str(path), model=baseline)
+        raise MissingFileError(f"{path} is missing. Test {baseline} again.", field=path)
     baseline_texts = list(read_lines(path))
     scores = scorer.scores(baseline_texts, references)  # the stored ones may be of another tokenizer
     score.baseline, score.baseline_scores = name, {kind: own.score for kind, own in scores.items()}

@@ -41,7 +41,7 @@ from ..data.tags import split_tags
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import TREE_INPUTS, Relations, TreeCollator, tree_options
 from ..data.trees import sentences_of_columns
-from ..errors import UserError
+from ..errors import UserError, short_repr
 from ..inference.backends.torch_model import TorchBackend
 from ..inference.translator import Translator
 from ..metrics.bleu import MetricScore
@@ -264,7 +264,11 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.moving_average: MovingAverage | None = None
         if args.ema_decay is not None:
             if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-                raise UserError("training.ema_sharded", field="ema_decay", value=args.ema_decay)
+                raise UserError(
+                    f"ema_decay={short_repr(args.ema_decay)} needs the whole model in each process, which FSDP and "
+                    "DeepSpeed do not have.",
+                    field="ema_decay",
+                )
             self.moving_average = MovingAverage(self.model, args.ema_decay)
             self.add_callback(self.moving_average)
         self.add_callback(TrainingStepCallback(self.first_step))
@@ -394,7 +398,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             report = logger.info if self.args.should_save else lambda text: None
             newest = newest_intact_checkpoint(self.args.folder, report)
             if newest is None:
-                raise UserError("checkpoint.none_complete", field=str(self.args.folder))
+                raise UserError(f"{self.args.folder} has no complete checkpoint.", field=self.args.folder)
             resume_from_checkpoint = str(newest)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -430,7 +434,10 @@ class TranslationTrainer(Seq2SeqTrainer):
         bad = self.accelerator.reduce((~self.loss_is_finite).float(), reduction="sum")
         if bad.item() > 0:
             newest = newest_checkpoint(self.args.folder) or "(none)"
-            raise NonFiniteLossError("training.loss_not_finite", step=self.state.global_step, checkpoint=newest)
+            raise NonFiniteLossError(
+                f"The loss became NaN or infinite by step {self.state.global_step}. Newest good checkpoint: {newest}. "
+                "Resume with a lower learning_rate, a longer warm-up, or max_grad_norm: 1.0."
+            )
 
     def check_weights(self) -> None:
         """Raise `NonFiniteLossError` if a parameter is not finite, which a finite loss does not exclude."""
@@ -625,7 +632,11 @@ def check_prepared(dataset: Any, name: str = "dataset") -> None:
     needed = {"input_ids", "labels", "source_length", "target_length"}
     if not isinstance(dataset, Dataset) or not needed <= set(dataset.column_names):
         columns = ", ".join(sorted(needed))
-        raise UserError("dataset.not_prepared", field=name, kind=type(dataset).__name__, columns=columns)
+        raise UserError(
+            f"{name} must be a datasets.Dataset with the columns {columns}, not a {type(dataset).__name__}. Make it "
+            "with recnmt_hf.prepare_dataset; use transformers' Seq2SeqTrainer for streams.",
+            field=name,
+        )
 
 
 def in_order_of_data(output: EvalLoopOutput, batches: Iterable[list[int]]) -> EvalLoopOutput:

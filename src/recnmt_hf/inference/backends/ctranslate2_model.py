@@ -17,7 +17,7 @@ from ..._extras import packages_of_extra
 from ..._loading_errors import explained_loading
 from ...data.records import TokenRows
 from ...data.tokenizer_pair import TokenizerPair
-from ...errors import UserError
+from ...errors import UserError, short_repr
 from ...models.configuration_nmt_transformer import NMTTransformerConfig
 from ..model_settings import LengthLimits, end_ids, length_limits
 from ..options import DecodingOptions, reject_unsupported, rejected_settings, unusual_settings
@@ -151,7 +151,9 @@ class CTranslate2Backend(TranslatesOnly):
         settings = {name: value for name, value in settings.items() if value is not None}
         supported = ENGINE_ARGUMENTS | SAMPLING_ARGUMENTS
         if unsupported := sorted(set(settings) - {*supported, *FORBIDDING}):
-            raise UserError("engine.unsupported", field=f"generate.{unsupported[0]}", engine="CTranslate2")
+            raise UserError(
+                f"generate.{unsupported[0]} is not supported by CTranslate2.", field=f"generate.{unsupported[0]}"
+            )
         ends = [[end] for end in end_ids(self.model)]  # `generate` ignores them among the bad words
         forbidden = [ids for ids in settings.pop("bad_words_ids", []) if list(ids) not in ends]
         forbidden += [[id] for id in settings.pop("suppress_tokens", [])]
@@ -161,7 +163,10 @@ class CTranslate2Backend(TranslatesOnly):
             arguments["suppress_sequences"] = [[self.target_symbols[id] for id in ids] for ids in forbidden]
         if samples:
             if options.beams > 1:
-                raise UserError("engine.samples_without_beams", field="beams", value=options.beams)
+                raise UserError(
+                    f"beams={short_repr(options.beams)} is not supported when CTranslate2 samples. Use --beams 1.",
+                    field="beams",
+                )
             arguments.setdefault("sampling_topk", ALL_SYMBOLS)
         return arguments
 

@@ -24,7 +24,7 @@ from transformers import (
 from ...data.records import TokenRows
 from ...data.tokenizer_checks import stamp, vocabulary_sizes
 from ...data.tree_inputs import tree_options
-from ...errors import UserError
+from ...errors import UserError, short_repr
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..eval_mode import eval_mode
 from ..model_settings import LengthLimits, end_ids, setting
@@ -80,12 +80,12 @@ class EnsembleBackend(TranslatesOnly):
 
     def __init__(self, members: Sequence[Backend]):
         if len(members) < 2:
-            raise UserError("ensemble.too_few", value=len(members))
+            raise UserError(f"An ensemble needs at least two models, got {short_repr(len(members))}.")
         self.members = [member for member in members if isinstance(member, TorchBackend)]
         if others := [member for member in members if not isinstance(member, TorchBackend)]:
             name = f"{others[0].model.name_or_path} ({getattr(others[0], 'kind', type(others[0]).__name__)})"
             name = "An ensemble" if isinstance(others[0], EnsembleBackend) else name
-            raise UserError("ensemble.unsupported_member", field=name)
+            raise UserError(f"{name} is not supported in an ensemble. Use models in PyTorch or ONNX.", field=name)
         check_compatible(self.members)
         readers = (member for member in self.members if tree_options(member.model.config) is not None)
         first = next(readers, self.members[0])  # the one whose inputs are encoded
@@ -141,7 +141,9 @@ class EnsembleBackend(TranslatesOnly):
         settings.pop("early_stopping", None)
         settings = {name: value for name, value in settings.items() if value or name == "forced_bos_token_id"}
         if unsupported := sorted(set(settings) - set(PROCESSORS)):
-            raise UserError("engine.unsupported", field=f"generate.{unsupported[0]}", engine="an ensemble")
+            raise UserError(
+                f"generate.{unsupported[0]} is not supported by an ensemble.", field=f"generate.{unsupported[0]}"
+            )
         reject_unsupported(self.model.generation_config, "an ensemble")
         ends = torch.tensor(sorted(end_ids(self.model)), device=self.model.device)
         return LogitsProcessorList(
@@ -161,7 +163,11 @@ def check_compatible(members: Sequence[Backend]) -> None:
             known, first = expected.setdefault(name, (value, member))
             if value != known:
                 names = (backend.model.name_or_path for backend in (member, first))
-                raise UserError("ensemble.different_models", field=" and ".join(names), difference=name)
+                raise UserError(
+                    f"The models {' and '.join(names)} differ in {name}, but an ensemble must predict the same "
+                    "tokens. Use models trained with the same tokenizers (tokenizer.source or model.init_from).",
+                    field=" and ".join(names),
+                )
 
 
 def shared_settings(backend: Backend) -> dict[str, Any]:

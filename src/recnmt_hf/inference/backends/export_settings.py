@@ -45,4 +45,4 @@ def read_export_settings(path: str | Path) -> ExportSettings:
 
 def damaged_export(path: Path, reason: str) -> UserError:
     """Return the error for files of an exported model that cannot be read."""
-    return UserError("export.damaged", field=str(path), reason=shorten(reason))
+    return UserError(f"{path} cannot be loaded ({shorten(reason)}).", field=path)

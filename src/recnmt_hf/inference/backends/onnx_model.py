@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ..._extras import packages_of_extra
 from ..._loading_errors import explained_loading
-from ...errors import UserError
+from ...errors import UserError, short_repr
 from ...models.decoder_cache import spread_over_beams
 from ...models.seq2seq_outputs import CACHE, takes_cache
 from ..devices import resolve_device
@@ -44,7 +44,8 @@ def resolve_provider_device(runtime: Any, device: str | torch.device | None) -> 
     if resolved.type not in PROVIDERS or (resolved.type == "cuda" and not has_cuda):
         available = ", ".join(runtime.get_available_providers())
         raise UserError(
-            "device.unavailable", field="device", value=str(device), reason="not in ONNX Runtime", available=available
+            f"device={short_repr(str(device))} cannot be used (not in ONNX Runtime). Available: {available}.",
+            field="device",
         )
     return resolved
 
@@ -159,7 +160,7 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         return False  # the first step creates an OnnxCache
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        raise UserError("engine.unsupported", field="save_pretrained", engine="a model in ONNX")
+        raise UserError("save_pretrained is not supported by a model in ONNX.", field="save_pretrained")
 
     def run_graph(self, name: str, values: dict[str, Any]) -> dict[str, np.ndarray]:
         """Run a graph on those values that it reads, ids and masks of any type. Return its outputs by name."""
@@ -194,7 +195,7 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         consecutive rows in `decoder_input_ids`; with a cache, these are the tokens after it.
         """
         if unsupported := sorted(name for name, value in kwargs.items() if value is not None and value is not False):
-            raise UserError("engine.unsupported", field=unsupported[0], engine="a model in ONNX")
+            raise UserError(f"{unsupported[0]} is not supported by a model in ONNX.", field=unsupported[0])
         assert decoder_input_ids is not None
         if cache is not None and cache.words:
             return self.continued(decoder_input_ids, cache)

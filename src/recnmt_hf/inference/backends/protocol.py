@@ -85,7 +85,10 @@ class TranslatesOnly:
     kind: str  # for the message
 
     def inspected_model(self) -> NoReturn:
-        raise UserError("model.not_inspectable", field=self.model.name_or_path, kind=self.kind)
+        raise UserError(
+            f"{self.model.name_or_path} is {self.kind}, which gives no alignments or attention.",
+            field=self.model.name_or_path,
+        )
 
     def encode(self, sources: TokenRows) -> NoReturn:
         self.inspected_model()

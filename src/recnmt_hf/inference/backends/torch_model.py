@@ -104,7 +104,9 @@ class TorchBackend:
         generate = partial(self.generate, settings=settings, has_prefixes=has_prefixes)
         if not can_drop_finished(settings, options, self.model.generation_config):
             if options.shortlist is not None:
-                raise UserError("shortlist.search", field="shortlist")
+                raise UserError(
+                    "shortlist cannot be combined with sampling or settings of generate.", field="shortlist"
+                )
             return [SearchResult(generate(request)[:, 1:].tolist()) for request in requests]
         starts = (partial(start_search, rows_class=self.rows_class(request)) for request in requests)
         with eval_mode(self.model), explained_generation(self.model, options):
@@ -150,7 +152,10 @@ class TorchBackend:
         if options.shortlist is None:
             return ModelRows
         if not has_linear_output(self.model):
-            raise UserError("shortlist.output_layer", field=type(self.model).__name__)
+            raise UserError(
+                f"{type(self.model).__name__} does not support shortlists: its output layer is not linear.",
+                field=type(self.model).__name__,
+            )
         key = options.shortlist, options.shortlist_first, options.shortlist_best, version_of(options.shortlist)
         last = self.shortlist  # once, since threads may share a model
         if last is None or last[0] != key:
@@ -183,7 +188,11 @@ class TorchBackend:
             attentions = self.decoder_attention(eager_copy(self.model), encoded, targets)
         if not has_attention(attentions):
             attends_words = getattr(self.model.config, "attends_source_words", True)
-            raise UserError("alignment.no_attention" if attends_words else "alignment.other_memory")
+            raise UserError(
+                "The model returns no attention. Load it with attn_implementation='eager'."
+                if attends_words
+                else "The model's decoder does not attend to source words."
+            )
         return attentions
 
     def decoder_attention(self, model: Any, encoded: EncodedSources, targets: TokenRows) -> Any:
@@ -305,7 +314,7 @@ def explained_generation(model: Any, options: DecodingOptions) -> Iterator[None]
         raise
     except UserError as error:
         # Raised for settings such as guidance_scale, with which transformers calls the model without a decoder input.
-        if options.generate and error.code == "model.missing_decoder_input":
+        if options.generate and str(error.field).startswith("decoder_input"):
             raise rejected_settings(options.generate, "the model", error) from error
         raise
     except Exception as error:
