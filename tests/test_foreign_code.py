@@ -74,7 +74,7 @@ LISTED_SENDS = {
     "hub/spaces.py: look_up: huggingface_hub.HfApi": "asks for the commit and files of a model that the user names",
     "hub/spaces.py: prepare_space: huggingface_hub.SpaceCard": "text of a file",
     "hub/spaces.py: card_data: huggingface_hub.SpaceCardData": "text of a file",
-    "inference/model_task.py: read_model_task: huggingface_hub.hf_hub_download": "reads a file of the loaded model",
+    "inference/model_settings.py: read_model_task: huggingface_hub.hf_hub_download": "reads a file of the loaded model",
     "hub/publishing.py: upload: huggingface_hub.HfApi": "uploads after check_contents",
     "hub/publishing.py: explained_upload: huggingface_hub.utils.get_token": "masks the token in an error",
     "hub/publishing.py: upload: huggingface_hub.CommitOperationAdd": "files of the checked folder",

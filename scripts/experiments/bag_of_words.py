@@ -25,6 +25,7 @@ from recnmt_hf._plain_text import control_ids
 from recnmt_hf.commands import arguments
 from recnmt_hf.data.text import SentencePair, read_parallel, tsv
 from recnmt_hf.errors import UserError
+from recnmt_hf.inference.model_settings import end_ids
 
 
 # Vocabulary of the paper, of which it takes the best 200, 500 and 1,000 words.
@@ -100,8 +101,8 @@ def scaled_tops(tops: Sequence[int], vocab_size: int) -> list[int]:
 
 def words_of(translator: Translator, targets: Iterable[Sequence[int]]) -> list[torch.Tensor]:
     """Return the distinct words of each translation, without control and unknown tokens."""
-    ignored = control_ids(translator.target_tokenizer) | translator.end_ids()
-    ignored |= {translator.target_tokenizer.unk_token_id, translator.pad_id()}
+    ignored = control_ids(translator.target_tokenizer) | end_ids(translator.model)
+    ignored |= {translator.target_tokenizer.unk_token_id, translator.target_tokenizer.pad_token_id}
     return [torch.tensor(sorted(set(ids) - ignored), dtype=torch.long) for ids in targets]
 
 

@@ -31,6 +31,7 @@ from recnmt_hf.commands import arguments
 from recnmt_hf.data.files import open_output, reject_model_folder
 from recnmt_hf.data.text import read_lines, tsv
 from recnmt_hf.errors import UserError
+from recnmt_hf.inference.model_settings import end_ids
 from recnmt_hf.models.recurrent_layers import masked_mean
 from recnmt_hf.training.processes import logger
 
@@ -171,7 +172,7 @@ def sentence_vectors(translator: Translator, sentences: Sequence[str]) -> dict[s
     Return all vectors of a model's encoder for sentences, as [`vectors_by_name`] does. Means do not include padding and
     the end token.
     """
-    control = torch.tensor(sorted(control_ids(translator.tokenizer) | translator.end_ids()))
+    control = torch.tensor(sorted(control_ids(translator.tokenizer) | end_ids(translator.model)))
 
     def read(output: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         return vectors_of(output, attention_mask.masked_fill(torch.isin(input_ids, control.to(input_ids.device)), 0))

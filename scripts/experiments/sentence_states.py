@@ -62,9 +62,9 @@ def vectors_by_name(
         raise SystemExit("There are no sentences to probe")
     sources = [translator.encode_source(sentence) for sentence in sentences]
     for number, source in enumerate(sources, start=1):
-        if translator.is_empty(source):
+        if translator.codec.is_empty(source):
             raise SystemExit(f"{place.format(number)}: the source has no word of the model's vocabulary")
-        translator.check_lengths(len(source), 0, place.format(number))
+        translator.codec.check_lengths(len(source), 0, place.format(number))
     by_name: dict[str, torch.Tensor] = {}
     for batch in batches_by_tokens([len(ids) for ids in sources], max_tokens):
         for name, vectors in read(*translator.backend.encode([sources[i] for i in batch])):

@@ -31,7 +31,7 @@ from recnmt_hf.demo.live import (
 )
 from recnmt_hf.demo.models import load_models, short_names
 from recnmt_hf.demo.page import Page
-from recnmt_hf.inference.model_task import ModelTask
+from recnmt_hf.inference.model_settings import ModelTask
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.splitting import join_texts
 

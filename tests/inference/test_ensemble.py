@@ -12,6 +12,7 @@ import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.families import FAMILIES
+from recnmt_hf.inference.model_settings import end_ids
 
 
 def model_of(prefix, size, seed=0, **fields):
@@ -84,7 +85,7 @@ def test_equal_to_the_slow_reference(members, chosen, corpus):
     sources = [ensemble.encode_source(sentence).ids for sentence in sentences]
     most = 7
     plain = {"length_penalty_type": "hf", "length_penalty": 1.0, "max_new_tokens": most}
-    (end,) = ensemble.end_ids()
+    (end,) = end_ids(ensemble.model)
     for source, found in zip(sources, ensemble(sentences, beams=1, **plain), strict=True):
         target = []
         while len(target) < most and target[-1:] != [end]:

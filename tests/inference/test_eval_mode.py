@@ -27,8 +27,7 @@ from recnmt_hf.data.text import SentencePair
 from recnmt_hf.inference.backends.ensemble import EnsembleBackend
 from recnmt_hf.inference.backends.onnx_model import OnnxBackend
 from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
-from recnmt_hf.inference.backends.torch_model import TorchBackend
-from recnmt_hf.inference.eval_mode import eval_mode
+from recnmt_hf.inference.backends.torch_model import TorchBackend, eval_mode
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.pipeline import TranslationPipeline
 from recnmt_hf.inference.shortlist import write_shortlist
@@ -51,23 +50,15 @@ ENTRIES = {
     "Translator.translate": ("rnmt", lambda t: list(t.translate(SOURCES, alignments=True, **SHORT))),
     "Translator.search": (
         "gret",
-        lambda t: t.search([t.prepare(each, DecodingOptions()) for each in SOURCES], DecodingOptions(beams=1)),
+        lambda t: t.search([t.codec.encode(each, DecodingOptions()) for each in SOURCES], DecodingOptions(beams=1)),
     ),
-    "Translator.search_tokens": (
-        "gret",
-        lambda t: t.search_tokens(ids(t)[0], [Tokens()] * 2, DecodingOptions(beams=2, max_length_extra=2)),
-    ),
-    "Translator.read_result": (
+    "Translator.rank": (
         "nmt_transformer",
-        lambda t: t.read_result(
+        lambda t: t.rank(
             SearchRequest(ids(t)[0], [Tokens()] * 2, [9, 9], DecodingOptions()),
             SearchResult([tokens.ids for tokens in ids(t)[1]]),
             scores=True,
         ),
-    ),
-    "Translator.make_hypotheses": (
-        "nmt_transformer",
-        lambda t: t.make_hypotheses(ids(t)[0], ids(t)[1], DecodingOptions(), scores=True),
     ),
     "Translator.score": ("onlstm_transformer", lambda t: t.score(SOURCES, TARGETS)),
     "Translator.score_tokens": ("nmt_transformer", lambda t: t.score_tokens(*ids(t))),
@@ -103,12 +94,7 @@ NOT_RUN = {
     *("ensemble.check_compatible", "ensemble.shared_settings", "torch_model.shift_right"),
     *("model_checks.check_loading", "model_checks.check_weights", "model_checks.missing_values"),
 }
-METHODS_NOT_RUN = {
-    *("check_lengths", "encode_sentences", "encode_source", "encode_target", "end_ids", "inspected_model", "is_empty"),
-    *("is_empty_source", "max_lengths", "pad_id", "prefix_ids", "prepare", "strip", "is_summarizing"),
-    *("target_ids", "limit_length", "drop_control_tokens", "direction", "encode_pairs", "read_source"),
-    *("set_backend", "changes_scores"),
-}
+METHODS_NOT_RUN = {"max_lengths"}
 # Methods of backends in PyTorch that run a model; the entries above call all of them.
 BACKEND_METHODS = {
     *("attention", "decoder_attention", "encode", "generate", "score", "search", "search_batch"),
@@ -152,7 +138,7 @@ def plain(value):
     if isinstance(value, torch.Tensor | np.ndarray):
         return value.tolist()
     if dataclasses.is_dataclass(value):
-        return plain(vars(value))
+        return plain(dataclasses.astuple(value))
     if isinstance(value, dict):
         return {name: plain(each) for name, each in value.items()}
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value

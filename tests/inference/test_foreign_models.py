@@ -242,14 +242,14 @@ def test_a_thousand_words(zoo, name):
     options = {"beams": 1, "max_new_tokens": 3, **named(name)}
     limit = translator.backend.limits.source
     if limit is None:
-        assert len(translator.prepare(text, DecodingOptions(target_lang=LANGUAGES[name][1])).pieces) == 1
+        assert len(translator.codec.encode(text, DecodingOptions(target_lang=LANGUAGES[name][1])).pieces) == 1
     else:
         with rejects(field="Sentence 1"):
             translator([text], **options)
     languages = dict(zip(("source_lang", "target_lang"), LANGUAGES[name], strict=False))
     for on_long in ("split", "truncate"):
         settings = DecodingOptions(on_long=on_long, max_source_length=60, **languages)
-        prepared = translator.prepare(text, settings)
+        prepared = translator.codec.encode(text, settings)
         assert all(len(piece) <= 60 for piece in prepared.pieces)
         ends = [piece.ids[-2:] for piece in prepared.pieces]
         last = translator.encode_source("We sleep.", prepared.direction).ids[-2:]
@@ -264,8 +264,8 @@ def test_a_thousand_words(zoo, name):
 def test_alignments(zoo, sentences, name, tmp_path):
     translator, options = zoo[name], {"beams": 2, "max_new_tokens": 6, **named(name)}
     (one,) = translator(sentences[:1], alignments=True, **options)
-    source = translator.encode_source(sentences[0], translator.direction(DecodingOptions(**by_field(name)))).ids
-    controls = translator.control_ids[0]
+    source = translator.encode_source(sentences[0], translator.codec.direction(DecodingOptions(**by_field(name)))).ids
+    controls = translator.codec.control_ids[0]
     best = one.hypotheses[0]
     assert best.alignment is not None
     for i, j in best.alignment:
@@ -478,7 +478,7 @@ def test_tags_of_ones_own_tokenizer(tokenizer, sentences):
     (found,) = translator(sentences[:1], target_lang="fr", max_new_tokens=4)
     ids = tagged(f">>fr<< {sentences[0]}", split_special_tokens=False)["input_ids"]
     tokens = translator.model.generate(torch.tensor([ids]), num_beams=4, max_new_tokens=4)[0, 1:].tolist()
-    assert translator.prepare(sentences[0], DecodingOptions(target_lang="fr")).pieces == [Tokens(ids)]
+    assert translator.codec.encode(sentences[0], DecodingOptions(target_lang="fr")).pieces == [Tokens(ids)]
     assert tokens[:1] == found.hypotheses[0].tokens[:1]
 
 
@@ -572,7 +572,7 @@ def test_training_begins_with_the_tokens_of_translations(zoo, sentences, name, i
     trainer = TranslationTrainer(model, arguments, tokenizer=tokenizer, train_dataset=data, eval_dataset=data)
     batch = next(iter(trainer.get_eval_dataloader()))
     translator = Translator(model, tokenizer)
-    direction = translator.direction(DecodingOptions(source_lang=source, target_lang=target))
+    direction = translator.codec.direction(DecodingOptions(source_lang=source, target_lang=target))
     assert batch["input_ids"][0].tolist() == translator.encode_source(sentences[0], direction).ids
     ids = translator.encode_target(sentences[1], direction).ids
     assert batch["labels"][0, : len(ids)].tolist() == ids

@@ -15,6 +15,7 @@ from recnmt_hf.data import TokenizerPair
 from recnmt_hf.data.tokenizer_checks import stamp, stamp_tokenizers
 from recnmt_hf.inference import Translator, align_pairs
 from recnmt_hf.inference.model_checks import check_loading, check_weights, list_names, missing_values
+from recnmt_hf.inference.model_settings import end_ids
 from recnmt_hf.models.user_errors import UserError
 
 
@@ -311,7 +312,7 @@ def test_a_model_without_an_end_token(tiny_folder):
     unchecked = Translator(translator.model, translator.tokenizer, check=False)
     (translation,) = unchecked(["The dog."], max_new_tokens=5)
     tokens = translation.hypotheses[0].tokens
-    assert unchecked.end_ids() == set() and len(tokens) == 5
+    assert end_ids(unchecked.model) == set() and len(tokens) == 5
     given = unchecked.score(["The dog."], [tokens])[0]
     assert given.log_prob == pytest.approx(translation.hypotheses[0].log_prob, abs=1e-4)
     own = unchecked.tokenizer("Der Hund.")["input_ids"]  # with the tokenizer's end token

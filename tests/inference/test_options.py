@@ -12,7 +12,8 @@ from user_errors import rejects
 
 from recnmt_hf.data.records import Tokens
 from recnmt_hf.inference import DecodingOptions, PrefixPerSentence, Translator
-from recnmt_hf.inference.options import convert_option_names, decoding_options, names_of_generate, rejected_settings
+from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
+from recnmt_hf.inference.options import convert_option_names, decoding_options, names_of_generate
 
 
 @pytest.fixture(scope="module")
@@ -98,22 +99,25 @@ def test_scores_do_not_change_which_translation_is_best(translator, sentences, m
     A search counts penalties such as `repetition_penalty`, which the reported log-probabilities leave out. The model's
     own generation_config may have some, too.
     """
-    source, tokens = translator.encode_source(sentences[0]), [Tokens([5, 6, 2]), Tokens([7, 2]), Tokens([8, 9, 10, 2])]
-    scores = translator.score_tokens([source] * 3, tokens, 1000)
+    source, ids = translator.encode_source(sentences[0]), [[5, 6, 2], [7, 2], [8, 9, 10, 2]]
+    scores = [sum(row) for row in translator.score_tokens([source] * 3, list(map(Tokens, ids)), 1000)]
+
+    def ranked(log_probs=None, **options):
+        options = DecodingOptions(length_penalty=0, num_hypotheses=3, **options)
+        search = SearchRequest([source], [Tokens()], [9], options)
+        return translator.rank(search, SearchResult(ids, log_probs), True)[0]
+
     for log_probs in ([-1.0, -9.0, -2.0], [-9.0, -1.0, -99.0]):
-        (found,) = translator.make_hypotheses([source], tokens, DecodingOptions(length_penalty=0), True, log_probs)
         order = sorted(range(3), key=lambda i: -log_probs[i])
-        assert [one.tokens for one in found] == [tokens[i].ids for i in order]
-        assert [one.log_prob for one in found] == pytest.approx([sum(scores[i]) for i in order])
-    by_score = sorted(tokens, key=lambda row: -sum(scores[tokens.index(row)]))
-    for generate, expected in ({}, by_score), ({"repetition_penalty": 2.0}, tokens), ({"do_sample": True}, by_score):
-        options = DecodingOptions(beams=1, length_penalty=0, generate=generate)
-        (found,) = translator.make_hypotheses([source], tokens, options, True)
-        assert [one.tokens for one in found] == [row.ids for row in expected]
-    assert by_score != tokens
+        assert [row.ids for row in ranked(log_probs)] == [ids[i] for i in order]
+        assert [row.log_prob for row in ranked(log_probs)] == pytest.approx([scores[i] for i in order])
+    by_score = [ids[i] for i in sorted(range(3), key=lambda i: -scores[i])]
+    assert by_score != ids
+    for generate, expected in ({}, by_score), ({"repetition_penalty": 2.0}, ids):
+        assert [row.ids for row in ranked(generate=generate)] == expected
+    assert [row.ids for row in ranked(generate={"do_sample": True}, beams=1)] == by_score
     monkeypatch.setattr(translator.model.generation_config, "repetition_penalty", 2.0)
-    (found,) = translator.make_hypotheses([source], tokens, DecodingOptions(length_penalty=0), True)
-    assert [one.tokens for one in found] == [row.ids for row in tokens]
+    assert [row.ids for row in ranked()] == ids
 
 
 @pytest.mark.parametrize("where", ["options", "generation_config"])
@@ -138,10 +142,11 @@ def test_long_translations_with_negative_penalties(translator, sentences):
         translator(sentences[:1], length_penalty=-6)
 
 
-def test_guidance_is_rejected_by_its_name(translator, sentences):
-    with rejects(field="generate") as error:
-        translator(sentences[:1], generate={"guidance_scale": 1.5})
-    assert "guidance_scale" in str(error.value)
+def test_errors_of_decoding_name_the_settings(translator, sentences):
+    for settings in ({"guidance_scale": 1.5}, {"bad_words_ids": [[10**6]]}, {"forced_eos_token_id": [2, 10**6]}):
+        with pytest.raises(Exception) as failed:
+            translator(sentences[:1], generate=settings)
+        assert failed.value.__notes__ == [f"Decoding with generate={settings}"]
 
 
 def test_stop_strings_and_shortest_translations(translator, sentences):
@@ -281,13 +286,10 @@ def test_wrong_prefixes_are_rejected(translator, sentences, prefixes, code, fiel
         translator(sentences[:2], prefixes)
 
 
-def test_sentences_and_prefixes_must_be_lists_of_text(translator):
-    with rejects(field="prefixes"):
-        list(translator.translate(["a"], prefixes="Der"))
-    with rejects(field="sentences"):
-        list(translator.translate(5))
-    with rejects(field="Sentence 2"):
-        translator(["a", None], ["", ""], beams=1, max_length_extra=1)
+def test_a_text_is_not_a_list_of_letters(translator):
+    for name, texts in {"prefixes": (["a"], "Der"), "sentences": ("a text", None)}.items():
+        with rejects(field=name):
+            next(translator.translate(texts[0], prefixes=texts[1]))
 
 
 def test_samples_of_one_seed_differ_between_buffers(translator, sentences):
@@ -299,8 +301,6 @@ def test_a_prefix_of_an_empty_sentence(translator):
     with rejects(field="Sentence 1"):
         translator([" "], ["Der"])
     assert translator([" "], [" "])[0].text == ""
-    with rejects(field="prefixes"):
-        list(translator.translate([" "], prefixes="Der"))
 
 
 # -- mistakes ---
@@ -343,51 +343,6 @@ def test_integers_of_generate_may_be_written_as_floats():
     found = DecodingOptions(generate={"no_repeat_ngram_size": 1e1, "min_new_tokens": None}).generate
     assert found == {"no_repeat_ngram_size": 10, "min_new_tokens": None}
     assert isinstance(found["no_repeat_ngram_size"], int)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"bad_words_ids": [[10**6]]},
-        {"encoder_no_repeat_ngram_size": "x"},
-        {"forced_bos_token_id": 10**6},
-        {"forced_eos_token_id": [2, 10**6]},
-        {"do_sample": True, "temperature": 1e-45},
-        {"cache_implementation": "offloaded"},
-    ],
-)
-def test_settings_that_generate_rejects_later(translator, options):
-    with rejects(field="generate"):
-        translator(["a b c"], generate=options, beams=1)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"repetition_penalty": 0.0}, {"bad_words_ids": []}, {"num_return_sequences": 3}],
-)
-def test_settings_of_a_model_that_generate_rejects(translator, monkeypatch, settings):
-    for name, value in settings.items():
-        monkeypatch.setattr(translator.model.generation_config, name, value)
-    with rejects(field="generation_config.json"):
-        translator(["a b c"], beams=1)
-
-
-def test_errors_of_a_user_s_own_processor_remain(translator):
-    def fail(input_ids, scores):
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        translator(["a b c"], logits_processor=[fail])
-
-
-def test_errors_of_the_model_remain(translator, monkeypatch):
-    """They are not put down to settings, as when memory is exhausted in a layer."""
-    monkeypatch.setattr(translator.model.generation_config, "repetition_penalty", 1.1)
-    monkeypatch.setattr(
-        translator.model.model.decoder.layers[0], "forward", lambda *args, **kwargs: torch.ones(2) @ torch.ones(3)
-    )
-    with pytest.raises(RuntimeError, match="inconsistent tensor size"):
-        translator(["a b c"], generate={"no_repeat_ngram_size": 3})
 
 
 def test_settings_of_a_model_for_other_programs(translator, monkeypatch):
@@ -474,16 +429,6 @@ def test_wrong_names_and_contradictions_are_rejected(changes, code, field, detai
     with rejects(code, field=field) as refused:
         decoding_options(None, changes)
     assert str(detail or "") in str(refused.value)
-
-
-def test_errors_of_transformers_are_shortened_to_their_reason():
-    for complaint, expected in (
-        ("GenerationConfig is invalid:\n- `top_k` is wrong\n- `top_p` too", "`top_k` is wrong"),
-        ("\n- `top_k` is wrong\nsee there", "`top_k` is wrong"),
-        ("something:", "something:"),
-        ("", "no reason is given"),
-    ):
-        assert expected in str(rejected_settings({}, "transformers", ValueError(complaint)))
 
 
 def test_recipes_accept_settings_of_generate(tmp_path):

@@ -12,7 +12,8 @@ from recnmt_hf.commands.main import main
 from recnmt_hf.data.records import Tokens
 from recnmt_hf.data.text import read_parallel
 from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, Translator, translation_warnings
-from recnmt_hf.inference.model_task import EVIDENCE, ModelTask, read_model_task
+from recnmt_hf.inference.model_settings import EVIDENCE, ModelTask, read_model_task
+from recnmt_hf.inference.results import Row
 from recnmt_hf.inference.translation_warnings import count_letters, is_far_too_short
 from recnmt_hf.training.metrics import TextScorer
 from recnmt_hf.training.testing import test_model as score_test_set
@@ -82,9 +83,9 @@ def test_forty_sentences_give_forty_translations(translator, corpus):
 )
 def test_when_a_text_is_split(translator, sentences, options, prefix, summarizes, is_split):
     translator.task = ModelTask(summarizes=summarizes)
-    prepared = translator.prepare(" ".join(sentences), DecodingOptions(beams=2, **options), prefix)
+    prepared = translator.codec.encode(" ".join(sentences), DecodingOptions(beams=2, **options), prefix)
     assert len(prepared.pieces) == (3 if is_split else 1)
-    assert translator.prepare(sentences[0], DecodingOptions(beams=2, **options)).separators == [""]
+    assert translator.codec.encode(sentences[0], DecodingOptions(beams=2, **options)).separators == [""]
 
 
 def test_a_prefix_begins_the_first_sentence(translator, sentences):
@@ -122,14 +123,14 @@ def test_with_alignments_a_text_is_split_only_if_its_tokens_stay_the_same(transl
     encode = translator.encode_source
     monkeypatch.setattr(translator, "encode_source", lambda text, *_, **__: encode(str(text).replace(". ", "_")))
     options = DecodingOptions(alignments=True), DecodingOptions()
-    assert [len(translator.prepare("We sleep. We sleep.", each).pieces) for each in options] == [1, 2]
+    assert [len(translator.codec.encode("We sleep. We sleep.", each).pieces) for each in options] == [1, 2]
 
 
 def test_a_long_sentence_of_a_text_is_rejected_or_split(translator, sentences):
     text = f"We sleep. {' '.join(each.rstrip('.') for each in sentences)}"
     with rejects(field="Sentence 1, part 2"):
         translator(text, max_source_length=12)
-    prepared = translator.prepare(text, DecodingOptions(max_source_length=12, on_long="split"))
+    prepared = translator.codec.encode(text, DecodingOptions(max_source_length=12, on_long="split"))
     assert len(prepared.pieces) > 2 and prepared.separators[:2] == ["", " "]
     assert prepared.pieces[0] == translator.encode_source("We sleep.")
 
@@ -140,7 +141,7 @@ def test_line_breaks_of_parts_without_a_token_are_kept(translator, sentences, mo
     monkeypatch.setattr(
         translator, "encode_source", lambda text, *_, **__: Tokens([2]) if str(text) == "\u200b" else encode(text)
     )
-    prepared = translator.prepare(text, DecodingOptions())
+    prepared = translator.codec.encode(text, DecodingOptions())
     assert prepared.separators == ["", "\n\n"] and len(prepared.pieces) == 2
 
 
@@ -162,7 +163,7 @@ def test_the_language_of_the_source(translator, monkeypatch):
     text = "Am 3. Mai schlief er."  # by the rules of another language, two sentences
 
     def parts(**options):
-        return len(translator.prepare(text, DecodingOptions(**options)).pieces)
+        return len(translator.codec.encode(text, DecodingOptions(**options)).pieces)
 
     assert parts() == parts(source_lang="fr") == 2 and parts(source_lang="de") == parts(source_lang="de-AT") == 1
     monkeypatch.setattr(translator.tokenizer, "source_lang", "de", raising=False)
@@ -212,10 +213,13 @@ def test_scores_and_test_sets_do_not_split_lines(translator, sentences, tmp_path
     text = " ".join(sentences)
     whole = translator.encode_source(text)
     seen = []
-    search = translator.search_tokens
-    monkeypatch.setattr(
-        translator, "search_tokens", lambda sources, *rest: seen.extend(sources) or search(sources, *rest)
-    )
+    search = translator.search
+
+    def observed(requests, *rest):
+        seen.extend(piece for request in requests for piece in request.pieces)
+        return search(requests, *rest)
+
+    monkeypatch.setattr(translator, "search", observed)
     options = DecodingOptions(**OPTIONS)
     score, found, _ = score_test_set(translator, "set", [text], [["Ja."]], "de", options, TextScorer())
     assert seen == [whole]
@@ -271,8 +275,12 @@ def test_letters_are_weighted_by_script():
 @pytest.fixture
 def silent(translator, monkeypatch):
     """Return a translator whose translations always have two words."""
-    answer = Hypothesis("Wir sehen.", -1.0, -1.0, [5, 2])
-    monkeypatch.setattr(translator, "search_tokens", lambda sources, *rest: [[answer] for _ in sources])
+
+    def search(requests, *rest):
+        return [[[Row([5, 2], -1.0, -1.0)] for _ in request.pieces] for request in requests]
+
+    monkeypatch.setattr(translator, "search", search)
+    monkeypatch.setattr(translator.target_tokenizer, "batch_decode", lambda rows, **_: ["Wir sehen."] * len(rows))
     return translator
 
 
@@ -292,7 +300,7 @@ def test_summaries_cause_no_warning(silent, warnings, options, summarizes):
     silent.task = ModelTask("en", summarizes)
     list(silent.translate([LONG], **options))
     pipe_options = {name: value for name, value in options.items() if name != "warn_short"}
-    assert silent.is_summarizing(DecodingOptions(**pipe_options)) is (options != {"warn_short": False})
+    assert silent.codec.is_summarizing(DecodingOptions(**pipe_options)) is (options != {"warn_short": False})
     assert not warnings
 
 

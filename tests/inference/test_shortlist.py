@@ -9,6 +9,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.data.records import Tokens
+from recnmt_hf.inference.model_settings import end_ids
 from recnmt_hf.inference.shortlist import Shortlist, output_weight, write_shortlist
 
 
@@ -135,8 +136,8 @@ def test_a_list_made_by_the_attention(translator, corpus, tmp_path, monkeypatch)
     control = {*translator.tokenizer.all_special_tokens, *translator.target_tokenizer.all_special_tokens}
     assert not control & {token for row in rows for token in row[:2]}
     reached = {id for each in shortlist.translations.values() for id in each}
-    used = {id for one in targets for id in translator.encode_target(one).ids} - translator.control_ids[1]
-    assert reached <= used - translator.end_ids()
+    used = {id for one in targets for id in translator.encode_target(one).ids} - translator.codec.control_ids[1]
+    assert reached <= used - end_ids(translator.model)
 
 
 def test_mistakes(translator, tiny_folder, every_token, tmp_path, monkeypatch):

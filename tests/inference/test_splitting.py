@@ -115,8 +115,8 @@ def test_tags_of_any_form_stand_before_every_sentence(random_translator):
     translator.model.resize_token_embeddings(len(tokenizer))
     translator = Translator(translator.model, tokenizer)
     de, x, bt = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<de>", ">>x<<", "<bt>"))
-    assert len(translator.prepare("<de> The dog.\n\u200b\nThe cat.", DecodingOptions()).pieces) == 2
-    first, second = translator.prepare("<num> dogs sleep. The cat sees a bird.", DecodingOptions()).pieces
+    assert len(translator.codec.encode("<de> The dog.\n\u200b\nThe cat.", DecodingOptions()).pieces) == 2
+    first, second = translator.codec.encode("<num> dogs sleep. The cat sees a bird.", DecodingOptions()).pieces
     assert first == translator.encode_source("<num> dogs sleep.") and second.ids[0] not in (first.ids[0], de)
     for text, expected in (
         ("<de> The dog sleeps. The cat sees <bt> a bird.", [de]),
@@ -124,7 +124,7 @@ def test_tags_of_any_form_stand_before_every_sentence(random_translator):
         (">>x<< <bt> The dog sleeps. The cat sees a bird.", [x, bt]),
         ("The dog sleeps. The cat sees a bird.", []),
     ):
-        pieces = translator.prepare(text, DecodingOptions()).pieces
+        pieces = translator.codec.encode(text, DecodingOptions()).pieces
         assert len(pieces) == 2
         for piece in pieces:
             assert piece.ids[: len(expected)] == expected and piece.ids[len(expected)] not in (de, x, bt)

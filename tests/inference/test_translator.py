@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,11 +18,14 @@ from user_errors import rejects
 import recnmt_hf
 from recnmt_hf.data.records import Tokens
 from recnmt_hf.errors import MissingFileError, UserError
-from recnmt_hf.inference import DecodingOptions, Hypothesis, Translator, loading, translation_warnings
+from recnmt_hf.inference import DecodingOptions, Translator, loading, translation_warnings
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.backends.ensemble import EnsembleBackend
+from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
 from recnmt_hf.inference.backends.torch_model import can_drop_finished
 from recnmt_hf.inference.batching import batches_by_tokens, pad_rows
+from recnmt_hf.inference.codec import Request
+from recnmt_hf.inference.results import Row
 from recnmt_hf.inference.translation_warnings import TranslationWarnings
 
 
@@ -59,7 +63,7 @@ def test_batches_have_similar_lengths_and_limited_tokens(lengths, most, batches)
 
 @pytest.mark.parametrize("start", [0, 1, 7])
 def test_the_decoder_may_start_with_any_token(translator, sentences, start):
-    tokens = translator.target_ids(sentences[1], "The target").ids
+    tokens = translator.codec.target_ids(sentences[1], "The target").ids
     source = torch.tensor([translator.encode_source(sentences[0]).ids])
     logits = translator.model(source, decoder_input_ids=torch.tensor([[start, *tokens[:-1]]])).logits[0]
     expected = logits.log_softmax(-1)[range(len(tokens)), tokens]
@@ -110,7 +114,7 @@ def test_penalty_is_applied_within_the_search(translator, sentences):
             output_scores=True,
             return_dict_in_generate=True,
         )
-        assert translator.strip(found.sequences[0, 1:].tolist()) == best.tokens
+        assert translator.codec.strip(found.sequences[0, 1:].tolist()) == best.tokens
         assert found.sequences_scores[0].item() == pytest.approx(best.score, abs=1e-5)
 
 
@@ -135,7 +139,7 @@ def test_scores_by_one_sentence_at_a_time(translator, corpus):
         labels = torch.tensor([translator.encode_target(pair.de).ids])
         loss = translator.model(torch.tensor([translator.encode_source(pair.en).ids]), labels=labels).loss
         assert score.log_prob == pytest.approx(-loss.item() * labels.shape[1], rel=1e-9)
-    with rejects(field="translations"):
+    with pytest.raises(ValueError, match="shorter"):
         translator.score(["a", "b"], ["c"])
     with rejects(field="sources"):
         translator.score("ab", ["c", "d"])
@@ -249,7 +253,7 @@ def test_long_sentences_are_rejected_or_split(translator, sentences):
 
     def pieces_of(text, limit):
         options = DecodingOptions(max_source_length=limit, on_long="split", split_sentences="never")
-        return translator.prepare(text, options).pieces
+        return translator.codec.encode(text, options).pieces
 
     pieces = pieces_of(long, limit)
     assert all(len(piece) <= limit for piece in pieces)
@@ -325,13 +329,12 @@ def test_invisible_text_has_an_empty_translation(translator, sentences):
 
 def test_a_source_without_tokens(translator, monkeypatch):
     """Its translation is empty, also if the source has a control token of its own, such as one for the language."""
-    assert not translator.is_empty_source("x") and translator.is_empty_source("\u200b")
-    monkeypatch.setattr(translator, "control_ids", (translator.control_ids[0] | {9}, translator.control_ids[1]))
+    assert not translator.codec.is_empty_source("x") and translator.codec.is_empty_source("\u200b")
+    codec = translator.codec
+    monkeypatch.setattr(codec, "control_ids", (codec.control_ids[0] | {9}, codec.control_ids[1]))
     for nothing in ([2], [9, 2]):
-        monkeypatch.setattr(
-            translator, "encode_source", lambda sentence, direction=None, nothing=nothing: Tokens(nothing)
-        )
-        assert translator(["x"])[0].text == "" and translator.is_empty_source("x")
+        monkeypatch.setattr(codec, "encode_source", lambda sentence, direction=None, nothing=nothing: Tokens(nothing))
+        assert translator(["x"])[0].text == "" and translator.codec.is_empty_source("x")
         with rejects(field="Pair 1: source"):
             translator.score(["x"], ["a"])
 
@@ -359,16 +362,13 @@ def test_parts_are_joined_as_the_target_is_written(translator, monkeypatch, sour
     """The translations are those of the two halves of a source."""
     answers = iter(parts)
     monkeypatch.setattr(
-        translator, "encode_source", lambda text, direction=None: Tokens([5] * (len(str(text)) + 1) + [2])
+        translator.codec, "encode_source", lambda text, direction=None: Tokens([5] * (len(str(text)) + 1) + [2])
     )
-    monkeypatch.setattr(
-        translator,
-        "search_tokens",
-        lambda sources, *_: [[Hypothesis(next(answers), -1.0, -1.0, [5, 2])] for _ in sources],
-    )
+    monkeypatch.setattr(translator, "search", lambda requests, *_: [[[Row([5, 2], -1.0, -1.0)]] * 2] * len(requests))
+    monkeypatch.setattr(translator.target_tokenizer, "batch_decode", lambda *_, **__: [next(answers)])
     limit = len(source) // 2 + 2
     options = DecodingOptions(max_source_length=limit, on_long="split")
-    assert len(translator.prepare(source, options).pieces) == 2
+    assert len(translator.codec.encode(source, options).pieces) == 2
     (found,) = translator([source], max_source_length=limit, on_long="split", beams=1)
     assert found.text == joined and found.hypotheses[0].tokens == [5, 2, 5, 2]
 
@@ -393,7 +393,6 @@ def test_unknown_tokens_are_reported_once(translator, sentences, caplog):
     [
         (["a", 5], "is"),
         (["a", None], "is"),
-        (["a", "b \ud800"], "is an unpaired surrogate"),
     ],
 )
 def test_sentences_must_be_text(translator, sentences, code):
@@ -426,7 +425,6 @@ def test_unscorable_pairs_are_rejected(translator, sentences):
         (("b", 1.5), None, "is not a token id from 0 to", "Pair 2: translation"),
         (("b", [7] * 200), None, "tokens; the model's maximum is", "Pair 2"),
         ((" ", "b"), ["one", "two"], "is empty, so it cannot be scored or", "two: source"),
-        (("b", "\ud800"), ["one", "two"], "is an unpaired surrogate", "two: translation"),
         (("b", [7] * 200), ["one", "two"], "tokens; the model's maximum is", "two"),
     ],
 )
@@ -436,14 +434,14 @@ def test_errors_name_the_place_of_a_pair(translator, pair, places, code, field):
 
 
 def test_a_row_ends_with_its_end_token_or_before_its_padding(translator, monkeypatch):
-    end, padding = translator.model.config.eos_token_id, translator.pad_id()
-    assert translator.strip([7, 8, end, padding, 9]) == [7, 8, end] and translator.strip([end, 7]) == [end]
-    assert translator.strip([7, padding, 8, padding, padding, padding]) == [7, padding, 8]
-    assert translator.strip([padding]) == []
+    end, padding = translator.model.config.eos_token_id, translator.target_tokenizer.pad_token_id
+    assert translator.codec.strip([7, 8, end, padding, 9]) == [7, 8, end] and translator.codec.strip([end, 7]) == [end]
+    assert translator.codec.strip([7, padding, 8, padding, padding, padding]) == [7, padding, 8]
+    assert translator.codec.strip([padding]) == []
     monkeypatch.setattr(translator.model.generation_config, "eos_token_id", [8, 9])
-    assert translator.strip([7, end, 9, 8]) == [7, end, 9]
+    assert translator.codec.strip([7, end, 9, 8]) == [7, end, 9]
     monkeypatch.setattr(translator.model.generation_config, "eos_token_id", None)
-    assert translator.strip([7, 8, end, 9]) == [7, 8, end], "as the configuration says"
+    assert translator.codec.strip([7, 8, end, 9]) == [7, 8, end], "as the configuration says"
 
 
 @pytest.mark.parametrize(
@@ -714,34 +712,40 @@ def test_one_text_may_have_one_prefix(translator, sentences):
     assert found == translator([sentences[0]], ["Der"], **options)[0] and found.text.startswith("Der")
 
 
-def test_hypotheses_know_whether_they_ended(translator, sentences, monkeypatch):
-    """Special tokens are not text; without scores, hypotheses are in the order of the tokens."""
+def test_rows_become_hypotheses(translator, monkeypatch):
+    """Special tokens are not text; without scores, rows are in the order of the search."""
     end, (first, second) = 2, translator.encode_target("a b").ids[:2]
-    sources, options = [Tokens([5, 2]), Tokens([6, 2])], DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77)
+    options = DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77)
+    search = SearchRequest([Tokens([5, 2]), Tokens([6, 2])], [Tokens()] * 2, [9, 9], options)
     ids = [[first, second], [first, end], [], [end]]
-    tokens = [Tokens(row) for row in ids]
-    found = translator.make_hypotheses(sources, tokens, options, scores=False)
-    assert [[each.finished for each in row] for row in found] == [[False, True], [False, True]]
-    assert [[each.tokens for each in row] for row in found] == [ids[:2], ids[2:]]
-    assert all(each.score != each.score and each.alignment is None for row in found for each in row)
-    assert found[0][1].text == translator.tokenizer.decode([first]).strip() and found[1][1].text == ""
-    searched = translator.make_hypotheses(sources, tokens, options, False, [-4.0, -1.0, -3.0, -2.0])
-    assert [each.log_prob for row in searched for each in row] == [-1.0, -4.0, -2.0, -3.0], "the best first"
-    short = translator.make_hypotheses(
-        sources[:1], [Tokens([end])], DecodingOptions(beams=2, length_penalty=1.0), False, [-3.0]
-    )
-    assert short[0][0].score == -3.0, "one token is one token"
+    rows = translator.rank(search, SearchResult(ids), scores=False)
+    assert [[row.ids for row in own] for own in rows] == [ids[:2], ids[2:]]
+    assert all(math.isnan(row.score) and row.alignment is None for own in rows for row in own)
+    found = [translator.codec.decode(Request("x", [Tokens([5, 2])], [""]), [own], options) for own in rows]
+    assert [[each.finished for each in one.hypotheses] for one in found] == [[False, True], [False, True]]
+    assert [each.tokens for one in found for each in one.hypotheses] == ids
+    assert found[0].hypotheses[1].text == translator.tokenizer.decode([first]).strip() and found[1].text == ""
+    searched = translator.rank(search, SearchResult(ids, [-4.0, -1.0, -3.0, -2.0]), False)
+    assert [row.log_prob for own in searched for row in own] == [-1.0, -4.0, -2.0, -3.0], "the best first"
+    penalized = replace(options, length_penalty=1.0)
+    short = SearchRequest(search.sources[:1], [Tokens()], [9], penalized)
+    assert translator.rank(short, SearchResult([[end]], [-3.0]), False)[0][0].score == -3.0, "one token is one token"
     seen = []
-    monkeypatch.setattr(
-        translator, "score_tokens", lambda rows, tokens, most: seen.append((rows, most)) or [[-1.0]] * len(rows)
-    )
-    monkeypatch.setattr(
-        translator, "align_tokens", lambda rows, tokens, *settings: seen.append(settings) or [[(0, 0)]] * len(rows)
-    )
-    options = DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77, alignments=True, alignment_layer=1)
-    found = translator.make_hypotheses(sources, tokens, options, scores=True)
-    assert seen == [([sources[0]] * 2 + [sources[1]] * 2, 77), (1, 77)]
-    assert found[1][0].alignment == [(0, 0)] and found[1][0].log_prob == -1.0
+
+    def scored(rows, tokens, most):
+        seen.append((rows, most))
+        return [[-1.0]] * len(rows)
+
+    def aligned(rows, tokens, *settings):
+        seen.append(settings)
+        return [[(0, 0)]] * len(rows)
+
+    monkeypatch.setattr(translator, "score_tokens", scored)
+    monkeypatch.setattr(translator, "align_tokens", aligned)
+    search.options = replace(options, alignments=True, alignment_layer=1)
+    rows = translator.rank(search, SearchResult(ids), scores=True)
+    assert seen == [([search.sources[0]] * 2 + [search.sources[1]] * 2, 77), (1, 77)]
+    assert rows[1][0].alignment == [(0, 0)] and rows[1][0].log_prob == -1.0
 
 
 def test_limits_of_lengths(translator):
@@ -758,11 +762,11 @@ def test_long_sentences_may_be_truncated(translator, sentences):
     """The end token and the prefix are kept."""
     options = DecodingOptions(max_source_length=6, on_long="truncate")
     whole = translator.encode_source(sentences[0]).ids
-    prepared = translator.prepare(sentences[0], options, "Der Hund")
+    prepared = translator.codec.encode(sentences[0], options, "Der Hund")
     assert prepared.pieces == [Tokens([*whole[:5], whole[-1]])] and prepared.separators == [""] and len(whole) > 6
     assert prepared.prefix == translator.encode_target("Der Hund").ids[:-1]
-    assert translator.prefix_ids(" ", "The sentence") == []
-    at_limit = translator.prepare(sentences[0], DecodingOptions(max_source_length=len(whole)))
+    assert translator.codec.encode_prefix(" ", "The sentence") == []
+    at_limit = translator.codec.encode(sentences[0], DecodingOptions(max_source_length=len(whole)))
     assert at_limit.pieces == [Tokens(whole)] and at_limit.separators == [""]
 
 
@@ -771,7 +775,7 @@ def test_prefixes_of_several_split_sentences(translator, sentences):
     texts = [" ".join(sentences[:3]), " ".join(sentences[3:6])]
     options = {"beams": 1, "max_source_length": 12, "on_long": "split", "max_length_factor": 0, "max_length_extra": 6}
     options["split_sentences"] = "never"
-    assert all(len(translator.prepare(text, DecodingOptions(**options)).pieces) > 2 for text in texts)
+    assert all(len(translator.codec.encode(text, DecodingOptions(**options)).pieces) > 2 for text in texts)
     prefixes = ["Der Hund", "Die Katze"]
     both = translator(texts, prefixes, **options)
     alone = [translator(text, prefix, **options)[0] for text, prefix in zip(texts, prefixes, strict=True)]

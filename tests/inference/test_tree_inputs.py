@@ -64,7 +64,7 @@ def texts(translations):
 
 @pytest.mark.parametrize("beams", [1, 4])
 def test_translations_are_those_of_generate(translator, sentences, beams):
-    encoder = translator.trees
+    encoder = translator.codec.trees
     assert isinstance(encoder, TreeEncoder)
     for sentence, translation in zip(sentences[:4], translator(sentences[:4], beams=beams, **OPTIONS), strict=True):
         (tokens,) = encoder([sentence])
@@ -111,25 +111,25 @@ def test_scores_are_those_of_translating(translator, sentences):
 def test_sentences_with_trees_are_not_split(translator):
     text = parsed("The dog sleeps . Birds sing .")
     options = DecodingOptions(split_sentences="always")
-    assert len(translator.prepare(text, options).pieces) == 1
-    assert len(translator.prepare(str(text), options).pieces) == 2
+    assert len(translator.codec.encode(text, options).pieces) == 1
+    assert len(translator.codec.encode(str(text), options).pieces) == 2
 
 
 def test_long_sentences(translator, sentences):
     text = ParsedSentence(["The", "dog", "sees", "the", "small", "bird"], [2, 3, 0, 6, 6, 3], ["det"] * 6)
-    (whole,) = translator.trees([text])
+    (whole,) = translator.codec.trees([text])
     limit = len(whole) - 2
     options = DecodingOptions(max_source_length=limit, on_long="truncate")
-    (piece,) = translator.prepare(text, options).pieces
+    (piece,) = translator.codec.encode(text, options).pieces
     assert len(piece) == limit == len(piece.tree.heads) and piece.ids[-1] == whole.ids[-1]
     assert max(piece.tree.heads) < limit - 1
     # Parts keep their trees: "small" hangs on "bird" in the second part.
-    pieces = translator.prepare(text, DecodingOptions(max_source_length=limit, on_long="split")).pieces
+    pieces = translator.codec.encode(text, DecodingOptions(max_source_length=limit, on_long="split")).pieces
     assert len(pieces) == 2 and [id for part in pieces for id in part.ids[:-1]] == whole.ids[:-1]
-    first, second = translator.trees([text.part(0, 3), text.part(3, 6)])
+    first, second = translator.codec.trees([text.part(0, 3), text.part(3, 6)])
     assert pieces == [first, second]
     with rejects("Shorten it, or set on_long (--on-long)"):
-        translator.prepare(text, DecodingOptions(max_source_length=limit, on_long="error"))
+        translator.codec.encode(text, DecodingOptions(max_source_length=limit, on_long="error"))
 
 
 def test_missing_trees_warn_once(translator, sentences, monkeypatch):
@@ -175,7 +175,7 @@ def test_alignments_use_trees(translator, sentences, corpus):
 
 def test_a_model_without_trees_reads_the_text(tiny_folder, sentences):
     plain = Translator.from_pretrained(tiny_folder, device="cpu")
-    assert not plain.reads_trees
+    assert not plain.codec.reads_trees
     assert texts(plain(sentences, beams=1)) == texts(plain(list(map(str, sentences)), beams=1))
 
 

@@ -23,6 +23,7 @@ from sentence_states import ProbeOptions, states_of, vectors_by_name
 from recnmt_hf import Translator
 from recnmt_hf.data.text import SentencePair
 from recnmt_hf.data.tokenization import train_tokenizer
+from recnmt_hf.inference.model_settings import end_ids
 
 
 def test_loss_and_precision_by_their_definitions():
@@ -133,8 +134,10 @@ def encodings(translator, pairs):
 def test_words_are_distinct_and_real(gret):
     translator, _ = gret
     ids = translator.encode_target("The dog sees the dog.").ids
-    (words,) = words_of(translator, [[*ids, translator.pad_id(), translator.target_tokenizer.unk_token_id]])
-    assert words.tolist() == sorted(set(ids) - translator.end_ids() - {translator.target_tokenizer.unk_token_id})
+    (words,) = words_of(
+        translator, [[*ids, translator.target_tokenizer.pad_token_id, translator.target_tokenizer.unk_token_id]]
+    )
+    assert words.tolist() == sorted(set(ids) - end_ids(translator.model) - {translator.target_tokenizer.unk_token_id})
     assert target_embeddings(translator).shape == (len(translator.tokenizer), 32)
 
 

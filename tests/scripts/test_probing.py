@@ -30,6 +30,7 @@ from probing import (
 )
 
 from recnmt_hf import Translator
+from recnmt_hf.inference.model_settings import end_ids
 
 
 SENTENCES = ["The dog sees a cat .", "A dog .", "The old man helps the woman .", "Cats sleep ."]
@@ -125,7 +126,7 @@ def test_vectors_are_means_over_the_words_alone(translators, name, expected):
     encoder = translator.model.eval().get_encoder()
     for row, sentence in enumerate(SENTENCES):
         ids = translator.encode_source(sentence).ids
-        assert ids[-1] in translator.end_ids()
+        assert ids[-1] in end_ids(translator.model)
         with torch.no_grad():
             output = encoder(torch.tensor([ids]), torch.ones(1, len(ids)))
         means = {

@@ -94,7 +94,7 @@ def test_two_directions_by_tokens_of_languages(files, tmp_path, monkeypatch):
     there, back_again = ("eng_Latn", "deu_Latn", 5), ("deu_Latn", "eng_Latn", 5)
     assert calls == [there, back_again] * 2 + [back_again]
     translator = recnmt_hf.Translator.from_pretrained(tmp_path / "run/model")
-    direction = translator.direction()
+    direction = translator.codec.direction()
     assert (direction.source, direction.target) == ("eng_Latn", "deu_Latn")
     for code, place in ((None, "data.target_lang"), ("deu", "data.validation[1].target_lang")):
         other = replace(recipe.data.validation[1], target_lang=code)

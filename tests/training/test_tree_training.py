@@ -109,7 +109,7 @@ def test_relations_are_saved_with_the_model(run):
         assert Relations.load(folder / place) == expected
         assert json.loads((folder / place / "config.json").read_text())["num_relations"] == 5
     translator = Translator.from_pretrained(folder / "model", device="cpu")
-    assert translator.trees.subwords == "all_pieces" and translator.tokenizers.relations == expected
+    assert translator.codec.trees.subwords == "all_pieces" and translator.tokenizers.relations == expected
 
 
 def test_relations_are_copied_and_published(run, tmp_path):

@@ -11,8 +11,7 @@ from .._plain_text import is_blank
 from .._values import check_value
 from ..data.records import Tokens
 from ..errors import UserError, short_repr
-from ..inference.backends.torch_model import shift_right
-from ..inference.eval_mode import eval_mode
+from ..inference.backends.torch_model import eval_mode, shift_right
 from ..inference.translator import Translator
 
 
@@ -62,7 +61,7 @@ def run_pair(translator: Translator, sentence: str, translation: str | None) -> 
         translation = translator([sentence], beams=1)[0].text
     else:
         check_not_blank("translation", translation)
-    source, target = translator.encode_source(sentence), translator.target_ids(translation, "The translation")
+    source, target = translator.encode_source(sentence), translator.codec.target_ids(translation, "The translation")
     input_ids, labels = (torch.tensor([tokens.ids], device=model.device) for tokens in (source, target))
     with eval_mode(model):
         shifted = shift_right(model, labels, [target])

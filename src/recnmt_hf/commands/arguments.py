@@ -265,7 +265,7 @@ def load_translator(args: argparse.Namespace) -> Translator:
     translator = Translator.from_pretrained(models[0] if len(models) == 1 else models, **settings)
     if resolve_device(args.device).type == "cpu":
         keep_freed_memory()
-    if getattr(args, "source_trees", None) and not translator.reads_trees:
+    if getattr(args, "source_trees", None) and not translator.codec.reads_trees:
         raise UserError(
             f"--source-trees has no effect, because the model {', '.join(models)} reads no dependency trees.",
             field="--source-trees",
@@ -322,7 +322,7 @@ def add_card_arguments(add: Callable[..., argparse.Action]) -> None:
 def card_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a model card, with the text of the notes."""
     from ..data.text import read_lines
-    from ..inference.translator import check_text
+    from ..inference.codec import check_text
 
     for name in ("sentence", "name"):
         if (value := getattr(args, name, None)) is not None:

@@ -32,7 +32,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     from ..analysis.plots import check_picture
     from ..analysis.subjects import find_subject, load_function
-    from ..inference.translator import check_text
+    from ..inference.codec import check_text
 
     check_text(args.sentence, "sentence")
     check_text(args.target or "", "--target")

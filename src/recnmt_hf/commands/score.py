@@ -68,17 +68,19 @@ def run(args: argparse.Namespace) -> None:
 
 def write_scores(args: argparse.Namespace, pairs: list[Any], out: IO[str]) -> None:
     """Write a line of scores for each pair of sentences, or of a sentence and token ids, and report the perplexity."""
-    from ..inference.translator import check_text
+    from ..inference.codec import check_text
+    from ..inference.model_settings import end_ids
 
     by_record, file = args.jsonl is not None, args.jsonl or args.source
     options = arguments.read_options(DecodingOptions, args, SCORING)
     translator = arguments.load_translator(args)
+    codec = translator.codec
     if by_record:
-        ends = translator.end_ids()
+        ends = end_ids(translator.model)
         for number, (source, tokens) in enumerate(pairs, start=1):
             place = f"{file}, line {number}"
             check_text(source, f"{place}: source")
-            if tokens and not ends.isdisjoint(translator.target_ids(tokens, place).ids[:-1]):
+            if tokens and not ends.isdisjoint(codec.target_ids(tokens, place).ids[:-1]):
                 raise UserError(
                     f"{place} has the tokens of several sentences, which have no joint probability. Translate with "
                     "--split-sentences never and without --on-long split.",
@@ -88,7 +90,7 @@ def write_scores(args: argparse.Namespace, pairs: list[Any], out: IO[str]) -> No
     def results() -> Iterator[SentenceScore | None]:
         for chunk in arguments.chunks(enumerate(pairs, start=1)):
             # The empty translation of a blank line has no tokens and a score of 0, without the model.
-            scored = [(number, pair) for number, pair in chunk if pair[1] or not translator.is_empty_source(pair[0])]
+            scored = [(number, pair) for number, pair in chunk if pair[1] or not codec.is_empty_source(pair[0])]
             places = [f"{file}, line {number}" for number, _ in scored]
             sources, targets = [source for _, (source, _) in scored], [target for _, (_, target) in scored]
             scores = translator.score(sources, targets, options, places) if scored else []

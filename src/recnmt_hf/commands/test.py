@@ -109,12 +109,12 @@ def run(args: argparse.Namespace) -> None:
     translator = arguments.load_translator(args)
     if translator.target_langs:
         args.options = replace(args.options, source_lang=args.source_lang, target_lang=args.target_lang)
-        translator.direction(args.options)  # reject unknown languages before translating
+        translator.codec.direction(args.options)  # reject unknown languages before translating
     evidence = Evidence.load(folder)
     language = args.target_lang or (evidence.languages or ["", "txt"])[1]
     tokenize = args.tokenize
     if tokenize is None:
-        named = [args.target_lang, *translator.languages.named_codes("target", translator.task)]
+        named = [args.target_lang, *translator.codec.languages.named_codes("target", translator.task)]
         tokenize = evidence.recipe.get("training", {}).get("bleu_tokenize")
         tokenize = tokenize or bleu_tokenizer(next(filter(None, named), None))
     scorer = TextScorer("rouge" if args.rouge else "bleu", args.rouge or "words", args.lowercase, tokenize)

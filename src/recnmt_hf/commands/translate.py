@@ -1,8 +1,11 @@
 """`recnmt translate`: translate a file or standard input."""
 
 import argparse
+import json
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 from ..inference.options import DecodingOptions
@@ -24,6 +27,8 @@ def add_arguments(parser: arguments.Parser) -> None:
     add("--format", choices=("text", "n-best", "jsonl"), help=formats)
     arguments.add_trees_argument(parser)
     add("--prefix", help="file with the beginning of each translation; an empty line sets no prefix")
+    trace = "JSON lines with what the model read and wrote for each sentence: token ids and tokens, tags, truncation"
+    add("--trace", metavar="FILE", help=trace)
     arguments.add_options(parser, DecodingOptions, DECODING)
     arguments.add_generate_argument(parser)
     arguments.add_device_arguments(parser)
@@ -40,7 +45,7 @@ def check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from ..data.files import open_output
+    from ..data.files import open_output, refuse_inputs
     from .translation_parts import inputs_of, launched_processes, translate_in_parts, write_translations
 
     source, target = arguments.stream(args.input), arguments.stream(args.output)
@@ -49,10 +54,22 @@ def run(args: argparse.Namespace) -> None:
         is_pipe = any(path.exists() and not (path.is_file() or path.is_dir()) for path in files)
         if source is None or target is None or args.prefix == "-" or is_pipe:
             raise UserError("Several processes need --input and --output that are files.")
+        if args.trace is not None:
+            raise UserError("--trace and a launcher of several processes cannot be combined.", field="--trace")
         translate_in_parts(args)
         return
     others = (args.prefix, args.source_trees, args.options.shortlist)
     inputs = [source, *(arguments.stream(path) for path in others if path is not None)]
-    with open_output(target, inputs) as out:
+    with ExitStack() as stack:
+        out = stack.enter_context(open_output(target, inputs))
         lines, prefixes = inputs_of(args)
-        write_translations(args, arguments.load_translator(args), lines, prefixes, out)
+        translator = arguments.load_translator(args)
+        trace = None
+        if args.trace is not None:
+            refuse_inputs(args.trace, [*inputs, *([] if target is None else [target])])
+            file = stack.enter_context(open(args.trace, "w", buffering=1, encoding="utf-8", newline="\n"))
+
+            def trace(record: dict[str, Any]) -> None:
+                print(json.dumps(record, ensure_ascii=False), file=file)
+
+        write_translations(args, translator, lines, prefixes, out, trace=trace)

@@ -11,13 +11,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from .._plain_text import on_one_line
 from ..errors import ExistingFileError, UserError, short_repr
@@ -58,10 +58,11 @@ def write_translations(
     prefixes: Iterable[str] | None,
     out: IO[str],
     first: int = 0,
+    trace: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:
     """Write the translations of lines in the format of the arguments; the number of the first line is `first`."""
     scores = args.format != "text"
-    translations = translator.translate(lines, args.options, prefixes, scores, first=first + 1)
+    translations = translator.translate(lines, args.options, prefixes, scores, first=first + 1, trace=trace)
     for line, translation in enumerate(arguments.progress(translations, "sentences", out=out), start=first):
         if args.format == "text":
             print(on_one_line(translation.text), file=out)

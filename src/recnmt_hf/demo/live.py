@@ -126,7 +126,7 @@ def split_into_segments(translator: Translator, text: str, options: DecodingOpti
         return []
     if translator.task.summarizes:
         return [Segment("", text.strip())]
-    source, direction = translator.read_source(text, options, "The text")
+    source, direction = translator.codec.read_source(text, options, "The text")
     opening = text.removesuffix(source.text)
     most = min(limits.max_segment, translator.backend.limits.source or limits.max_segment)
 

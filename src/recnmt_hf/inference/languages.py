@@ -1,10 +1,10 @@
-"""Source and target languages of a model: control tokens, tags in the source, or text in front of the source."""
+"""Source and target languages of a model, named by control tokens, tags in the source, or text in front of it."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,13 +15,11 @@ from transformers.utils import logging
 
 from .._languages import main_language
 from .._plain_text import ids_of_texts
-from ..data.alignments import words_of_tokens
 from ..data.languages import MOST_CODES, find_code, known_code, language_ids, list_names, same, unknown_language
 from ..data.records import Tokens
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError, short_repr
-from .model_settings import end_ids, setting
-from .model_task import ModelTask
+from .model_settings import ModelTask, setting
 
 
 logger = logging.get_logger(__name__)
@@ -40,6 +38,14 @@ def lock_of(tokenizer: PreTrainedTokenizerBase) -> threading.RLock:
     """Return the lock of a tokenizer: encoding changes its state (source or target, language, truncation)."""
     with _lock_of_locks:
         return _locks.setdefault(tokenizer, threading.RLock())
+
+
+def encode_text(
+    tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool = True, is_target: bool = False
+) -> list[int]:
+    """Return the token ids of a text, in which `</s>` and the like are text."""
+    with lock_of(tokenizer):
+        return list(ids_of_texts(tokenizer, [text], is_target, add_special_tokens)[0])
 
 
 @dataclass(frozen=True)
@@ -74,8 +80,7 @@ class Direction:
 
 class Languages:
     """
-    Languages of a model, and the texts that it reads as token ids. This class is for models of one direction, or
-    without names of languages.
+    Languages of a model. This class is for models of one direction, or without names of languages.
 
     Args:
         tokenizers ([`~recnmt_hf.data.TokenizerPair`]): Tokenizers of the model.
@@ -139,94 +144,15 @@ class Languages:
         """
         return None, sentence
 
-    # -- text and token ids --------------------------------------------------------------------------------------------
-
     @cached_property
     def own_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Control tokens that the tokenizer adds before and after a source."""
         tokenizer = self.tokenizers.source
-        text = next(token for token in ("a", "1", ".", *tokenizer.get_vocab()) if self.encode(tokenizer, token, False))
-        whole, ids = self.encode(tokenizer, text), self.encode(tokenizer, text, False)
+        text = next(token for token in ("a", "1", ".", *tokenizer.get_vocab()) if encode_text(tokenizer, token, False))
+        whole, ids = encode_text(tokenizer, text), encode_text(tokenizer, text, False)
         starts = range(len(whole) - len(ids) + 1)
         place = next((i for i in starts if whole[i : i + len(ids)] == ids), len(whole) - len(ids))
         return tuple(whole[:place]), tuple(whole[place + len(ids) :])
-
-    @staticmethod
-    def encode(
-        tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool = True, is_target: bool = False
-    ) -> list[int]:
-        """Return the token ids of a text, in which `</s>` and the like are text."""
-        with lock_of(tokenizer):
-            return list(ids_of_texts(tokenizer, [text], is_target, add_special_tokens)[0])
-
-    def encode_source(self, text: str, direction: Direction) -> Tokens:
-        """Return the tokens of a source."""
-        ids = self.encode(self.tokenizers.source, direction.instruction + text, direction.frame is None)
-        return Tokens(self.enclose(ids, direction))
-
-    def enclose(self, ids: Sequence[Any], direction: Direction, control: Any = ...) -> list[Any]:
-        """Return the tokens of a source with those of a direction, or with `control` in place of each of these."""
-        before, after = direction.frame or ((), ())
-        tag = direction.tag
-        if control is not ...:
-            before, tag, after = ((control,) * len(part) for part in (before, tag, after))
-        place = len(self.own_frame[0]) if tag else 0
-        return [*before, *ids[:place], *tag, *ids[place:], *after]
-
-    def truncate(self, tokens: Tokens, limit: int, direction: Direction) -> Tokens:
-        """Truncate the tokens of a source to `limit`, and keep the control tokens at its end."""
-        return tokens.truncated(limit, end_ids(self.model).union(direction.frame[1] if direction.frame else ()))
-
-    def has_words(self, ids: Sequence[int], controls: Collection[int], direction: Direction) -> bool:
-        """Return whether the tokens of a source are more than control tokens and the direction's instruction."""
-        words = sum(id not in controls for id in ids) - sum(id not in controls for id in direction.tag)
-        if direction.instruction:
-            words -= len(self.encode(self.tokenizers.source, direction.instruction.rstrip(), False))
-        return words > 0
-
-    def encode_target(self, text: str, direction: Direction) -> Tokens:
-        """Return the tokens of a translation, with an end token."""
-        is_bare = direction.frame is not None
-        ids = self.encode(self.tokenizers.target, text, not is_bare, not is_bare)
-        if self.lacks_end(ids):
-            ids.append(self.end_id())
-        return self.target_tokens([*direction.given, *ids] if is_bare else ids, direction)
-
-    def lacks_end(self, ids: Sequence[int]) -> bool:
-        """Return whether the token ids of a translation lack the end token that the model has."""
-        ends = end_ids(self.model)
-        return bool(ends) and ends.isdisjoint(ids[-1:])
-
-    def end_id(self) -> int:
-        """Return the id of the token at the end of a translation."""
-        end, ends = self.tokenizers.target.eos_token_id, end_ids(self.model)
-        return end if end in ends else min(ends)
-
-    def target_tokens(self, ids: list[int], direction: Direction) -> Tokens:
-        """Return the tokens of a translation, with what the model is given of them."""
-        is_given = bool(ids) and (ids[0] in direction.given or ids[0] in self.control_ids)
-        return Tokens(ids, start=direction.start, given=int(is_given))
-
-    def words_of_source(self, text: str, direction: Direction) -> tuple[list[int], list[int | None]]:
-        """Return the token ids of a source, and the number of the word of each, `None` for control tokens."""
-        tokenizer, before = self.tokenizers.source, len(direction.instruction.split())
-        with lock_of(tokenizer):
-            ids, words = words_of_tokens(
-                tokenizer, direction.instruction + text, add_special_tokens=direction.frame is None
-            )
-        numbers = [None if word is None or word < before else word - before for word in words]
-        return self.enclose(ids, direction), self.enclose(numbers, direction, None)
-
-    def words_of_target(self, text: str, direction: Direction) -> tuple[Tokens, list[int | None]]:
-        """Return the tokens of a translation, and the number of the word of each, `None` for control tokens."""
-        is_bare = direction.frame is not None
-        with lock_of(self.tokenizers.target):
-            ids, words = words_of_tokens(self.tokenizers.target, text, not is_bare, not is_bare)
-        if self.lacks_end(ids):
-            ids, words = [*ids, self.end_id()], [*words, None]
-        if is_bare:
-            ids, words = [*direction.given, *ids], [*[None] * len(direction.given), *words]
-        return self.target_tokens(ids, direction), words
 
 
 class TokenLanguages(Languages):
@@ -240,13 +166,6 @@ class TokenLanguages(Languages):
         super().__init__(tokenizers, model)
         self.ids, self.codes = dict(ids), {id: code for code, id in ids.items()}
         self.sources, self.targets, self.control_ids = sorted(ids), sorted(ids), set(self.codes)
-
-    @classmethod
-    def find(cls, tokenizers: TokenizerPair, model: Any) -> TokenLanguages | None:
-        """Return the languages of a tokenizer with `src_lang` and `tgt_lang` whose sources have a language's token."""
-        with lock_of(tokenizers.source):
-            ids = language_ids(tokenizers.source)
-        return cls(tokenizers, model, ids) if ids else None
 
     def direction(
         self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
@@ -296,13 +215,6 @@ class TagLanguages(Languages):
         super().__init__(tokenizers, model)
         self.ids, self.targets, self.control_ids = dict(ids), sorted(ids), set(ids.values())
 
-    @classmethod
-    def find(cls, tokenizers: TokenizerPair, model: Any) -> TagLanguages | None:
-        """Return the languages for which the vocabulary of the source has tags."""
-        matches = ((TAG.fullmatch(token), id) for token, id in tokenizers.source.get_vocab().items())
-        ids = {match[1] or match[2]: id for match, id in matches if match}
-        return cls(tokenizers, model, ids) if ids else None
-
     def direction(
         self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
     ) -> Direction:
@@ -336,17 +248,6 @@ class TaskLanguages(Languages):
         self.prefixes = dict(prefixes)
         self.sources, self.targets = (sorted({pair[side] for pair in prefixes}) for side in (0, 1))
 
-    @classmethod
-    def find(cls, tokenizers: TokenizerPair, model: Any) -> TaskLanguages | None:
-        """Return the language pairs of a configuration."""
-        tasks = getattr(model.config, "task_specific_params", None)
-        prefixes = {}
-        for name, settings in tasks.items() if isinstance(tasks, Mapping) else ():
-            match, prefix = TASK_NAME.fullmatch(name), isinstance(settings, Mapping) and settings.get("prefix")
-            if match and prefix:
-                prefixes[match[1], match[2]] = str(prefix)
-        return cls(tokenizers, model, prefixes) if prefixes else None
-
     def direction(
         self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
     ) -> Direction:
@@ -370,7 +271,17 @@ class TaskLanguages(Languages):
 
 def find_languages(tokenizers: TokenizerPair, model: Any) -> Languages:
     """Return the languages of a model, by what its tokenizer and its configuration name."""
-    for kind in (TokenLanguages, TagLanguages, TaskLanguages):
-        if languages := kind.find(tokenizers, model):
-            return languages
-    return Languages(tokenizers, model)
+    with lock_of(tokenizers.source):
+        ids = language_ids(tokenizers.source)
+    if ids:  # a tokenizer with `src_lang` and `tgt_lang` whose sources have a language's token
+        return TokenLanguages(tokenizers, model, ids)
+    matches = ((TAG.fullmatch(token), id) for token, id in tokenizers.source.get_vocab().items())
+    if tags := {match[1] or match[2]: id for match, id in matches if match}:
+        return TagLanguages(tokenizers, model, tags)
+    tasks = getattr(model.config, "task_specific_params", None)
+    prefixes = {}
+    for name, settings in tasks.items() if isinstance(tasks, Mapping) else ():
+        match, prefix = TASK_NAME.fullmatch(name), isinstance(settings, Mapping) and settings.get("prefix")
+        if match and prefix:
+            prefixes[match[1], match[2]] = str(prefix)
+    return TaskLanguages(tokenizers, model, prefixes) if prefixes else Languages(tokenizers, model)

@@ -25,8 +25,7 @@ from .backends.protocol import Backend
 from .backends.torch_model import TorchBackend
 from .devices import resolve_device
 from .model_checks import check_loading
-from .model_settings import complete_token_ids
-from .model_task import ModelTask, read_model_task
+from .model_settings import ModelTask, complete_token_ids, read_model_task
 from .packing import pack_weights
 from .quantization import check_quantization, quantize_model
 

@@ -17,7 +17,7 @@ from ..errors import UserError, short_repr
 from .languages import TASK_NAME
 from .loading import silence_loading_report
 from .model_checks import check_loading
-from .model_task import read_model_task
+from .model_settings import read_model_task
 from .options import DecodingOptions, convert_option_names, decoding_options
 from .translation_warnings import TranslationWarnings
 from .translator import Translator
@@ -106,7 +106,7 @@ class TranslationPipeline(Pipeline):
             self.translator.task = read_model_task(path, **revision)
         self.translated = 0  # sentences of this call
         languages = {name: kwargs[name] for name in LANGUAGE_KEYS if kwargs.get(name) is not None}
-        self.translator.direction(decoding_options(None, languages))  # reject unknown ones
+        self.translator.codec.direction(decoding_options(None, languages))  # reject unknown ones
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         # Options of a call replace those of the pipeline one by one, under either name.
@@ -131,15 +131,17 @@ class TranslationPipeline(Pipeline):
                     "optionally prefix. Models that read trees also accept tokens, heads and relations instead of "
                     "text."
                 )
-        return {"sentences": self.translator.prepare(sentence, decoding_options(None, kwargs), prefix)}
+        return {"requests": self.translator.codec.encode(sentence, decoding_options(None, kwargs), prefix)}
 
     def _forward(self, input_tensors: dict[str, Any], **kwargs: Any) -> Any:
-        inputs = input_tensors["sentences"]  # one, or those of a batch
+        inputs = input_tensors["requests"]  # one, or those of a batch
+        requests = inputs if isinstance(inputs, list) else [inputs]
+        options, codec = decoding_options(None, kwargs), self.translator.codec
+        rows = self.translator.search(requests, options, self.translated)
+        translations = [codec.decode(*pair, options) for pair in zip(requests, rows, strict=True)]
         warnings = TranslationWarnings(self.tokenizer)
-        sentences = inputs if isinstance(inputs, list) else [inputs]
-        options = decoding_options(None, kwargs)
-        translations = self.translator.search(sentences, options, warnings, self.translated)
-        if not self.translator.is_summarizing(options):
+        warnings.count_tokens([piece for request in requests for piece in request.pieces])
+        if not codec.is_summarizing(options):
             warnings.check_lengths(translations, self.translated + 1)
         warnings.log()
         self.translated += len(translations)

@@ -33,6 +33,16 @@ class Hypothesis:
     parts: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Token ids that the model wrote for a piece of a text; the attributes are as in [`Hypothesis`]."""
+
+    ids: list[int]
+    score: float
+    log_prob: float
+    alignment: list[tuple[int, int]] | None = None
+
+
 @dataclass
 class Translation:
     """A source sentence and its hypotheses, best first."""

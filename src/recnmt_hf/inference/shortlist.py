@@ -23,6 +23,7 @@ from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError, short_repr
 from ..models.kernels_cpu_matmuls import pack_weights, project
 from ..models.seq2seq_outputs import CACHE
+from .model_settings import end_ids
 from .options import DecodingOptions
 from .quantization import Int8Linear
 from .search import ModelRows
@@ -160,8 +161,9 @@ def write_shortlist(
     the number of lines.
     """
     options = options or DecodingOptions()
-    source_ids, target_ids = translator.encode_pairs(sources, targets, options)
-    controls = translator.control_ids[0], translator.control_ids[1] | translator.end_ids()
+    source_ids, target_ids = translator.codec.encode_pairs(sources, targets, options)
+    own_controls = translator.codec.control_ids
+    controls = own_controls[0], own_controls[1] | end_ids(translator.model)
     keys, weights = np.empty(0, np.int64), np.empty(0)
     for start in range(0, len(source_ids), PAIRS_AT_A_TIME):
         own, translated = (side[start : start + PAIRS_AT_A_TIME] for side in (source_ids, target_ids))

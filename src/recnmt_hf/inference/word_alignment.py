@@ -12,8 +12,9 @@ from ..data.records import SourceText, Tokens
 from ..errors import UserError
 from ..metrics.alignment import format_links
 from .attention_links import links_of_matrix, word_matrix
+from .codec import check_text, refuse_text
 from .options import DecodingOptions
-from .translator import Translator, check_counts, check_text
+from .translator import Translator
 
 
 @dataclass
@@ -66,23 +67,20 @@ def align_pairs(
         ValueError: The numbers of sources and targets differ, a sentence is empty, or the model does not attend to
             source words.
     """
-    check_counts(sources, targets)
-    options = options or DecodingOptions()
+    refuse_text(sources=sources, translations=targets)
+    codec, options = translator.codec, options or DecodingOptions()
     source_sides: list[tuple[Tokens, list[int | None]]] = []
     target_sides: list[tuple[Tokens, list[int | None]]] = []
     for number, (source, target) in enumerate(zip(sources, targets, strict=True), first):
-        sentence, direction = translator.read_source(source, options, f"Pair {number}: source")
+        sentence, direction = codec.read_source(source, options, f"Pair {number}: source")
         check_text(target, f"Pair {number}: translation")
         if is_blank(sentence.text) or is_blank(target):
             raise UserError(f"Pair {number} is empty, so it cannot be scored or aligned.", field=f"Pair {number}")
-        ids, words_of_source = translator.languages.words_of_source(sentence.text, direction)
-        tokens = Tokens(ids)
-        if sentence.tree is not None and (parsed := translator.encode_source(sentence)).ids == ids:
-            tokens = parsed  # with the edges of the tree
+        tokens, words_of_source = codec.words_of_source(sentence, direction)
         before = len(str(source).split()) - len(sentence.text.split())  # words that name the target language
         source_sides.append((tokens, [None if word is None else word + before for word in words_of_source]))
-        target_sides.append(translator.languages.words_of_target(target, direction))
-        translator.check_lengths(len(source_sides[-1][0]), len(target_sides[-1][0]), f"Pair {number}")
+        target_sides.append(codec.words_of_target(target, direction))
+        codec.check_lengths(len(source_sides[-1][0]), len(target_sides[-1][0]), f"Pair {number}")
     source_ids, target_ids = ([ids for ids, _ in side] for side in (source_sides, target_sides))
     for i, weights in enumerate(translator.attention(source_ids, target_ids, layer, head, max_tokens)):
         words, translated = str(sources[i]).split(), targets[i].split()

@@ -24,7 +24,7 @@ from .._values import Range, check_value
 from ..data.files import digest_of_file
 from ..errors import ExistingFileError, MissingFileError, UserError, short_repr
 from ..families import MODEL_TYPES
-from ..inference.model_task import EVIDENCE
+from ..inference.model_settings import EVIDENCE
 from .metrics import higher_is_better
 
 

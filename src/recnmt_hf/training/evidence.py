@@ -24,7 +24,7 @@ from .._loading_errors import folder_of_model, remove_remedy
 from .._values import check_options, check_value, members
 from ..data.files import locked_file, open_output
 from ..errors import UserError
-from ..inference.model_task import EVIDENCE
+from ..inference.model_settings import EVIDENCE
 from ..inference.options import DecodingOptions
 from ..models.user_errors import masked
 from .checkpoints import TRANSLATIONS

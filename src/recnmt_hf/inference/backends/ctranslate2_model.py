@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,11 +101,7 @@ class CTranslate2Backend(TranslatesOnly):
     def limits(self) -> LengthLimits:
         return length_limits(self.model.config)
 
-    def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
-        return [self.search_batch(request) for request in requests]
-
     def search_batch(self, request: SearchRequest) -> SearchResult:
-        """Translate a batch."""
         options, penalty = request.options, float(request.options.penalty())
         prefixes = [[self.target_symbols[id] for id in prefix.ids] for prefix in request.prefixes]
         try:

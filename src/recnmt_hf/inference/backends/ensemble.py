@@ -26,12 +26,11 @@ from ...data.tokenizer_checks import stamp, vocabulary_sizes
 from ...data.tree_inputs import tree_options
 from ...errors import UserError, short_repr
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
-from ..eval_mode import eval_mode
 from ..model_settings import LengthLimits, end_ids, setting
 from ..options import DecodingOptions, reject_unsupported
 from ..search import BeamSearch, GreedySearch, ModelRows, search_all
 from .protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
-from .torch_model import TorchBackend, explained_generation, start_ids
+from .torch_model import TorchBackend, eval_mode, noted_settings, start_ids
 
 
 # Supported arguments of `generate` besides early_stopping, with their processors, in the order of `generate`.
@@ -99,11 +98,7 @@ class EnsembleBackend(TranslatesOnly):
     def seeded(self, seed: int | None) -> AbstractContextManager[Any]:
         return self.members[0].seeded(seed)
 
-    def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
-        return [self.search_batch(request) for request in requests]
-
     def search_batch(self, request: SearchRequest) -> SearchResult:
-        """Translate a batch."""
         options, device, ends = request.options, self.model.device, sorted(end_ids(self.model))
         config = GenerationConfig(
             num_beams=options.beams,
@@ -122,7 +117,7 @@ class EnsembleBackend(TranslatesOnly):
                 check_beams(options.beams, "beams")
         starts = torch.tensor(start_ids(self.model, request.prefixes), device=device)
         start = starts.repeat_interleave(options.beams)[:, None]
-        with explained_generation(self.model, options), eval_mode(*(member.model for member in self.members)):
+        with noted_settings(options), eval_mode(*(member.model for member in self.members)):
             processors = self.processors(options)
             if any(request.prefixes):
                 own = request.prefixes

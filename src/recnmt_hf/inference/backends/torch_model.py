@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-import traceback
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import (
     DynamicCache,
     EncoderDecoderCache,
@@ -31,10 +31,9 @@ from ...models.kernels_cpu_matmuls import project
 from ...models.seq2seq_outputs import CACHE
 from ..batching import pad_rows
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
-from ..eval_mode import eval_mode
 from ..model_checks import check_weights
 from ..model_settings import LengthLimits, length_limits, setting, start_id
-from ..options import PYTHON_ARGUMENTS, DecodingOptions, rejected_settings, unusual_settings
+from ..options import PYTHON_ARGUMENTS, DecodingOptions
 from ..search import ModelRows, search_all, start_search
 from ..seeded_draws import SeededDraws
 from ..shortlist import Shortlist, ShortlistRows, has_linear_output
@@ -59,6 +58,46 @@ BATCHWISE_SETTINGS = {
     "prompt_lookup_num_tokens": (None,),
     "low_memory": (None, False),
 }
+
+
+_lock = threading.Lock()
+# Modules to restore to training mode, with the number of blocks that still need them in evaluation mode.
+_users: dict[nn.Module, int] = {}
+
+
+@contextmanager
+def noted_settings(options: DecodingOptions) -> Iterator[None]:
+    """Add the user's settings of `generate` to errors of decoding, which often come from them."""
+    try:
+        yield
+    except Exception as error:
+        if options.generate:
+            error.add_note(f"Decoding with generate={options.generate}")
+        raise
+
+
+@contextmanager
+def eval_mode(*models: nn.Module) -> Iterator[None]:
+    """
+    Put models into evaluation mode and disable gradients. At the end every submodule returns to its own mode, also
+    after an error. Blocks may be nested, and several threads may share a model: the last block restores it. A generator
+    must not yield inside the block.
+    """
+    with _lock:
+        switched = [module for model in models for module in model.modules() if module.training or module in _users]
+        for module in switched:
+            _users[module] = _users.get(module, 0) + 1
+            module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        with _lock:
+            for module in switched:
+                _users[module] -= 1
+                if not _users[module]:
+                    del _users[module]
+                    module.training = True
 
 
 class TorchBackend:
@@ -102,14 +141,14 @@ class TorchBackend:
             settings["tokenizer"] = self.tokenizers.target
         has_prefixes = any(prefix for request in requests for prefix in request.prefixes)
         generate = partial(self.generate, settings=settings, has_prefixes=has_prefixes)
-        if not can_drop_finished(settings, options, self.model.generation_config):
-            if options.shortlist is not None:
-                raise UserError(
-                    "shortlist cannot be combined with sampling or settings of generate.", field="shortlist"
-                )
-            return [SearchResult(generate(request)[:, 1:].tolist()) for request in requests]
-        starts = (partial(start_search, rows_class=self.rows_class(request)) for request in requests)
-        with eval_mode(self.model), explained_generation(self.model, options):
+        with eval_mode(self.model), noted_settings(options):
+            if not can_drop_finished(settings, options, self.model.generation_config):
+                if options.shortlist is not None:
+                    raise UserError(
+                        "shortlist cannot be combined with sampling or settings of generate.", field="shortlist"
+                    )
+                return [SearchResult(generate(request)[:, 1:].tolist()) for request in requests]
+            starts = (partial(start_search, rows_class=self.rows_class(request)) for request in requests)
             found = iter(search_all(map(generate, requests, starts), options.max_tokens))
         return [
             SearchResult([row for rows in islice(found, len(request.sources)) for row in rows[:, 1:].tolist()])
@@ -120,7 +159,7 @@ class TorchBackend:
         self, request: SearchRequest, custom_generate: Any = None, *, settings: dict[str, Any], has_prefixes: bool
     ) -> Any:
         """Call `generate` for a batch with settings of all batches; `has_prefixes`: whether any sentence has one."""
-        inputs, settings = self.source_inputs(request.sources), dict(settings)
+        settings = dict(settings)
         processors = LogitsProcessorList(settings.pop("logits_processor", None) or [])
         if has_prefixes:
             own = request.prefixes
@@ -135,16 +174,15 @@ class TorchBackend:
         if (allowed := settings.get("prefix_allowed_tokens_fn")) is not None:
             numbers = request.numbers
             settings["prefix_allowed_tokens_fn"] = lambda row, ids: allowed(numbers[row], ids)
-        with eval_mode(self.model), explained_generation(self.model, request.options):
-            return self.model.generate(
-                **inputs,
-                num_beams=request.options.beams,
-                max_length=1 + max(request.max_lengths),
-                max_new_tokens=None,
-                logits_processor=processors,
-                stopping_criteria=StoppingCriteriaList([MaxLengthPerSentence(max_lengths)]),
-                **settings,
-            )
+        return self.model.generate(
+            **self.source_inputs(request.sources),
+            num_beams=request.options.beams,
+            max_length=1 + max(request.max_lengths),
+            max_new_tokens=None,
+            logits_processor=processors,
+            stopping_criteria=StoppingCriteriaList([MaxLengthPerSentence(max_lengths)]),
+            **settings,
+        )
 
     def rows_class(self, request: SearchRequest) -> Callable[..., ModelRows]:
         """Return the class of the rows of a search: limited to the tokens of a shortlist, or [`ModelRows`]."""
@@ -300,30 +338,3 @@ def can_drop_finished(settings: dict[str, Any], options: DecodingOptions, model_
     if settings["do_sample"] or not set(settings) <= ROWWISE_ARGUMENTS or set(options.generate) & set(PYTHON_ARGUMENTS):
         return False
     return all(getattr(model_settings, name, None) in off for name, off in BATCHWISE_SETTINGS.items())
-
-
-@contextmanager
-def explained_generation(model: Any, options: DecodingOptions) -> Iterator[None]:
-    """
-    Raise a [`UserError`] if generation in transformers fails with settings that the user passed on to `generate`, or
-    with unusual ones of the model. Errors of other code, such as the model's or a user's processor, remain.
-    """
-    try:
-        yield
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except UserError as error:
-        # Raised for settings such as guidance_scale, with which transformers calls the model without a decoder input.
-        if options.generate and str(error.field).startswith("decoder_input"):
-            raise rejected_settings(options.generate, "the model", error) from error
-        raise
-    except Exception as error:
-        folders = [Path(frame.f_code.co_filename).parts for frame, _ in traceback.walk_tb(error.__traceback__)]
-        caller = [parts for parts in folders if "torch" not in parts][-1]
-        if "transformers" not in caller or "models" in caller:
-            raise
-        if options.generate:
-            raise rejected_settings(options.generate, "transformers", error) from error
-        if own := unusual_settings(model.generation_config):
-            raise rejected_settings(own, "transformers", error, "generation_config.json") from error
-        raise

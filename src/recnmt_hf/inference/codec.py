@@ -1,0 +1,440 @@
+"""Between text and token ids: languages, tags, sentences, truncation, prefixes and control tokens."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import dropwhile
+from typing import Any
+
+from .._plain_text import control_ids, is_blank
+from ..data.alignments import words_of_tokens
+from ..data.records import ParsedSentence, Sentence, SourceText, Tokens
+from ..data.tags import source_tags, tag_ids
+from ..data.tokenizer_checks import vocabulary_sizes
+from ..data.tree_inputs import tree_options
+from ..errors import UserError, short_repr
+from .backends.protocol import Backend
+from .languages import Direction, Languages, encode_text, find_languages, lock_of
+from .model_settings import ModelTask, end_ids, start_id
+from .options import DecodingOptions
+from .results import Hypothesis, Row, Translation
+from .splitting import join_pieces, split_sentences, split_text
+
+
+@dataclass
+class Request:
+    """
+    A text as the model reads it.
+
+    Attributes:
+        text (`str`): The text as the user passed it.
+        pieces (`list[Tokens]`): Tokens of each part that is translated by itself; none for blank text.
+        separators (`list[str]`): Text that joins the translation of each piece to the one before.
+        prefix (`list[int]`): Token ids that the translation begins with.
+        direction (`Direction`): The languages, with the tokens and texts that tell the model about them.
+        dropped (`int`): Number of source tokens that truncation removed.
+    """
+
+    text: str
+    pieces: list[Tokens] = field(default_factory=list)
+    separators: list[str] = field(default_factory=list)
+    prefix: list[int] = field(default_factory=list)
+    direction: Direction = field(default_factory=Direction)
+    dropped: int = 0
+
+    def openings(self) -> list[Tokens]:
+        """Return the tokens that the translation of each piece begins with; the prefix is that of the first one."""
+        return [self.direction.opening(() if number else self.prefix) for number in range(len(self.pieces))]
+
+
+class Codec:
+    """
+    Turns text into the token ids that a model reads, and the token ids that it writes into text.
+
+    Args:
+        backend ([`~recnmt_hf.inference.backends.protocol.Backend`]): Names the tokenizers, the model's configuration
+            and its length limits.
+        task ([`ModelTask`]): Task that the model was trained for, if known.
+
+    Attributes:
+        languages ([`~recnmt_hf.inference.languages.Languages`]): How the model is told source and target language.
+        source_lang, target_lang (`str`, *optional*): Codes of the languages of texts whose options do not name any.
+        trees ([`~recnmt_hf.data.TreeEncoder`], *optional*): Encodes dependency trees, if the model reads them.
+        control_ids (`list[set[int]]`): Ids of the control tokens of source and target.
+    """
+
+    def __init__(self, backend: Backend, task: ModelTask):
+        self.backend, self.task, self.tokenizers = backend, task, backend.tokenizers
+        self.source_lang: str | None = None
+        self.target_lang: str | None = None
+        self.trees = self.tokenizers.tree_encoder(self.model.config)
+        self.reads_trees = tree_options(self.model.config) is not None
+        self.languages: Languages = find_languages(self.tokenizers, self.model)
+        self.control_ids = [control_ids(tokenizer) | self.languages.control_ids for tokenizer in self.tokenizers]
+        self.target_names = tag_ids(self.tokenizers.target) | self.languages.control_ids
+        self.source_tags = source_tags(self.tokenizers.source)
+        self.directions: dict[tuple[Any, ...], Direction] = {}
+        self.instructions: dict[str, int] = {}  # their numbers of tokens
+
+    @property
+    def model(self) -> Any:
+        return self.backend.model
+
+    # -- text to ids ---------------------------------------------------------------------------------------------------
+
+    def encode(
+        self, sentence: SourceText, options: DecodingOptions, prefix: str = "", place: str = "The sentence"
+    ) -> Request:
+        """
+        Encode a sentence, or a text of several sentences, split and truncated as the options say.
+
+        Args:
+            sentence (`str` or [`~recnmt_hf.data.ParsedSentence`]): The text.
+            options ([`DecodingOptions`]): Languages, splitting and the maximum length.
+            prefix (`str`, *optional*): Beginning of the translation.
+            place (`str`, *optional*): Name of the text in messages.
+
+        Raises:
+            UserError: The sentence is not text or is too long, the options name another language than the sentence, or
+                the prefix is not possible.
+        """
+        source, direction = self.read_source(sentence, options, place)
+        request = Request(str(sentence), direction=direction)
+        if prefix:
+            request.prefix = self.encode_prefix(prefix, f"{place}: prefix", direction)
+        parts = [] if is_blank(source.text) else [("", source)]
+        by_default = not request.prefix and not self.is_summarizing(options)
+        splits = options.split_sentences == "always" or (options.split_sentences == "auto" and by_default)
+        if parts and splits and not (self.reads_trees and source.tree is not None):  # a tree is that of one sentence
+            sentences = split_sentences(source.text, direction.source)
+            parts = [(space, Sentence(part)) for space, part in sentences] if len(sentences) > 1 else parts
+        encoded = [(space, part, self.encode_source(part, direction)) for space, part in parts]
+        if options.alignments and len(parts) > 1:
+            # Positions of alignments are those of the whole text, which must have the same tokens.
+            whole = self.encode_source(source, direction)
+            if [id for *_, tokens in encoded for id in self.words_of(tokens)] != self.words_of(whole):
+                encoded = [("", source, whole)]
+        space = ""
+        for number, (separator, part, tokens) in enumerate(encoded, start=1):
+            name = place if len(encoded) == 1 else f"{place}, part {number}"
+            for space_before, piece in self.limit_length(part, tokens, options, name, separator, direction):
+                space += space_before
+                if not self.is_empty(piece, direction):
+                    request.dropped += max(len(tokens) - len(piece), 0) if options.on_long == "truncate" else 0
+                    request.pieces.append(piece)
+                    request.separators.append(space)
+                    space = ""
+        if request.prefix and not request.pieces:
+            raise UserError(
+                f"{place} is empty, so its translation cannot begin with {short_repr(prefix)}.", field=place
+            )
+        return request
+
+    def is_summarizing(self, options: DecodingOptions) -> bool:
+        """Return whether a text is one input and may have a much shorter output, as for summaries."""
+        return options.on_long == "truncate" or self.task.summarizes
+
+    def direction(self, options: DecodingOptions | None = None) -> Direction:
+        """Return the languages that options, codec, tokenizer and the model's files name, in this order."""
+        source, target, forced, instruction = self.source_lang, self.target_lang, None, None
+        if options is not None:
+            source, target = options.source_lang or source, options.target_lang or target
+            forced, instruction = options.generate.get("forced_bos_token_id"), options.source_prefix
+            if forced is not None and options.target_lang is not None and self.languages.targets:
+                raise UserError("target_lang and forced_bos_token_id set the same option.", field="target_lang")
+        # Reading configurations for each sentence takes as long as encoding it.
+        key = (source, target, forced, instruction, self.task, *self.languages.state())
+        if key not in self.directions:
+            direction = self.languages.direction(source, target, self.task, forced)
+            if instruction is not None and direction.instruction:
+                raise UserError("source_prefix and target_lang set the same option.", field="source_prefix")
+            self.directions[key] = direction if instruction is None else replace(direction, instruction=instruction)
+        return self.directions[key]
+
+    def read_source(self, sentence: SourceText, options: DecodingOptions, place: str) -> tuple[Sentence, Direction]:
+        """
+        Return a source without the name of the target language and other tags at its beginning, and its direction,
+        which has them. Raise `UserError` if it is not text, the options name another language, or the target language
+        is missing.
+        """
+        if not isinstance(sentence, ParsedSentence):
+            check_text(sentence, place)
+        source, direction = Sentence.of(sentence), self.direction(options)
+        target, text = self.languages.read_target(source.text)
+        if target is None or (direction.target is not None and target not in self.languages.targets):
+            if not is_blank(source.text):
+                self.languages.require_target(direction)
+        elif direction.target not in (None, target):
+            raise UserError(
+                f"the sentence itself names the target language {short_repr(target)}, but target_lang is "
+                f"{direction.target}.",
+                field=place,
+            )
+        else:
+            source, direction = Sentence(text), self.direction(replace(options, target_lang=target))
+        tags = [] if source.tree is not None else self.source_tags
+        while (found := next((tag for tag in tags if source.text.lstrip().startswith(tag[0])), None)) is not None:
+            source = Sentence(source.text.lstrip().removeprefix(found[0]).lstrip())
+            direction = replace(direction, tag=(*direction.tag, found[1]))
+        return source, direction
+
+    def encode_source(self, sentence: Sentence | SourceText, direction: Direction | None = None) -> Tokens:
+        """
+        Return the tokens of a source sentence, in which `</s>` and the like are text. They have the edges of the
+        sentence's tree, if it has one and the model reads it.
+        """
+        direction, source = direction or self.direction(), Sentence.of(sentence)
+        if source.tree is not None and self.reads_trees:
+            if self.trees is None:
+                raise UserError(
+                    f"{self.model.name_or_path or type(self.model).__name__} reads dependency trees, but its "
+                    "relations.json is missing.",
+                    field=self.model.name_or_path or type(self.model).__name__,
+                )
+            return self.trees([source.tree])[0]
+        ids = encode_text(self.tokenizers.source, direction.instruction + source.text, direction.frame is None)
+        return Tokens(self.enclose(ids, direction))
+
+    def enclose(self, ids: Sequence[Any], direction: Direction, control: Any = ...) -> list[Any]:
+        """Return the tokens of a source with those of a direction, or with `control` in place of each of these."""
+        before, after = direction.frame or ((), ())
+        tag = direction.tag
+        if control is not ...:
+            before, tag, after = ((control,) * len(part) for part in (before, tag, after))
+        place = len(self.languages.own_frame[0]) if tag else 0
+        return [*before, *ids[:place], *tag, *ids[place:], *after]
+
+    def limit_length(
+        self,
+        sentence: Sentence,
+        tokens: Tokens,
+        options: DecodingOptions,
+        place: str,
+        separator: str,
+        direction: Direction,
+    ) -> list[tuple[str, Tokens]]:
+        """Return a sentence's white space and tokens, or those of its parts, none of them too long for the model."""
+        limits = (options.max_source_length, self.backend.limits.source)
+        limit = min((limit for limit in limits if limit), default=None)
+        if limit is None or len(tokens) <= limit or self.is_empty(tokens, direction):
+            return [(separator, tokens)]
+        if options.on_long == "truncate":
+            ends = end_ids(self.model).union(direction.frame[1] if direction.frame else ())
+            return [(separator, tokens.truncated(limit, ends))]
+        if options.on_long != "split":
+            raise UserError(
+                f"{place} has {len(tokens)} tokens; the maximum is {limit}: {short_repr(sentence.text)}. Shorten it, "
+                "or set on_long (--on-long) to split or truncate.",
+                field=place,
+            )
+        encode = partial(self.encode_source, direction=direction)
+        texts = split_text(sentence.text.strip(), limit, lambda part: len(encode(part)), separator)
+        spaces, parts_of_text = zip(*texts, strict=True)
+        parts = list(zip(spaces, map(encode, sentence.parts(parts_of_text)), strict=True))
+        if any(len(part) > limit and not self.is_empty(part, direction) for _, part in parts):
+            raise UserError(
+                f"{place} has a character of more than {limit} tokens. Raise max_source_length.", field=place
+            )
+        return parts
+
+    def encode_prefix(self, prefix: str, place: str, direction: Direction | None = None) -> list[int]:
+        """Return the token ids of the beginning of a translation, without the end of the sentence."""
+        check_text(prefix, place)
+        ids = [] if is_blank(prefix) else self.encode_target(prefix, direction).ids
+        while ids and ids[-1] in end_ids(self.model):
+            ids = ids[:-1]
+        limit = self.backend.limits.target
+        if limit is not None and len(ids) >= limit:
+            raise UserError(f"{place} has {len(ids)} tokens, but the model can generate only {limit}.", field=place)
+        return ids
+
+    def encode_target(self, text: str, direction: Direction | None = None) -> Tokens:
+        """Return the tokens of a translation with an end token; `</s>` and the like are text."""
+        direction = direction or self.direction()
+        is_bare = direction.frame is not None
+        return self.end_target(encode_text(self.tokenizers.target, text, not is_bare, not is_bare), direction)
+
+    def end_target(self, ids: Sequence[int], direction: Direction) -> Tokens:
+        """Return the tokens of a translation with the end token and those that a direction adds."""
+        ends, end = end_ids(self.model), self.tokenizers.target.eos_token_id
+        if ends and ends.isdisjoint(ids[-1:]):
+            ids = [*ids, end if end in ends else min(ends)]
+        return self.target_tokens([*direction.given, *ids] if direction.frame is not None else list(ids), direction)
+
+    def target_tokens(self, ids: list[int], direction: Direction) -> Tokens:
+        """Return the tokens of a translation, with what the model is given of them."""
+        is_given = bool(ids) and (ids[0] in direction.given or ids[0] in self.languages.control_ids)
+        return Tokens(ids, start=direction.start, given=int(is_given))
+
+    def target_ids(self, target: str | Sequence[int], place: str, direction: Direction | None = None) -> Tokens:
+        """Return the tokens of a translation, given as text or token ids; `UserError` for ids that do not exist."""
+        if isinstance(target, str):
+            return self.encode_target(target, direction)
+        _, size = vocabulary_sizes(self.model.config)
+        ids = []
+        for value in target if isinstance(target, Iterable) else [target]:
+            is_id = hasattr(value, "__index__") and not isinstance(value, bool)
+            ids.append(operator.index(value) if is_id else -1)
+            if not 0 <= ids[-1] < size:
+                raise UserError(f"{short_repr(value)} is not a token id from 0 to {size - 1}.", field=place)
+        return self.target_tokens(ids, direction or self.direction())
+
+    # -- pairs of source and translation -------------------------------------------------------------------------------
+
+    def encode_pairs(
+        self,
+        sources: Sequence[SourceText],
+        targets: Sequence[str | Sequence[int]],
+        options: DecodingOptions,
+        places: Sequence[str] | None = None,
+    ) -> tuple[list[Tokens], list[Tokens]]:
+        """Return the tokens of sources and translations; arguments and errors as of [`Translator.score`]."""
+        refuse_text(sources=sources, translations=targets)
+        source_ids: list[Tokens] = []
+        target_ids: list[Tokens] = []
+        for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
+            place = f"Pair {number}" if places is None else places[number - 1]
+            sentence, direction = self.read_source(source, options, f"{place}: source")
+            tokens = Tokens() if is_blank(sentence.text) else self.encode_source(sentence, direction)
+            if self.is_empty(tokens, direction):
+                raise UserError(
+                    f"{place}: source is empty, so it cannot be scored or aligned.", field=f"{place}: source"
+                )
+            source_ids.append(tokens)
+            target_ids.append(self.target_ids(target, f"{place}: translation", direction))
+            self.check_lengths(len(tokens), len(target_ids[-1]), place)
+        return source_ids, target_ids
+
+    def check_lengths(self, source: int, target: int, place: str) -> None:
+        """Raise `UserError` if a sentence pair has more tokens than the model has positions."""
+        limits = self.backend.limits
+        # The decoder does not read the last target token.
+        target_limit = None if limits.target is None else limits.target + 1
+        for side, length, limit in (("source", source, limits.source), ("target", target, target_limit)):
+            if limit is not None and length > limit:
+                raise UserError(f"{place} has {length} {side} tokens; the model's maximum is {limit}.", field=place)
+
+    def words_of_source(self, sentence: Sentence, direction: Direction) -> tuple[Tokens, list[int | None]]:
+        """Return the tokens of a source, and the number of the word of each, `None` for control tokens."""
+        tokenizer, before = self.tokenizers.source, len(direction.instruction.split())
+        with lock_of(tokenizer):
+            text, adds = direction.instruction + sentence.text, direction.frame is None
+            ids, words = words_of_tokens(tokenizer, text, add_special_tokens=adds)
+        numbers = [None if word is None or word < before else word - before for word in words]
+        tokens = Tokens(self.enclose(ids, direction))
+        if sentence.tree is not None and (parsed := self.encode_source(sentence)).ids == tokens.ids:
+            tokens = parsed  # with the edges of the tree
+        return tokens, self.enclose(numbers, direction, None)
+
+    def words_of_target(self, text: str, direction: Direction) -> tuple[Tokens, list[int | None]]:
+        """Return the tokens of a translation, and the number of the word of each, `None` for control tokens."""
+        is_bare = direction.frame is not None
+        with lock_of(self.tokenizers.target):
+            ids, words = words_of_tokens(self.tokenizers.target, text, not is_bare, not is_bare)
+        tokens, before = self.end_target(ids, direction), len(direction.given) if is_bare else 0
+        after = len(tokens) - before - len(words)
+        return tokens, [*[None] * before, *words, *[None] * after]
+
+    # -- ids to text ---------------------------------------------------------------------------------------------------
+
+    def decode(self, request: Request, rows: Sequence[Sequence[Row]], options: DecodingOptions) -> Translation:
+        """
+        Return the translation of a text from the rows that the model wrote for each piece, best first. Rows of several
+        pieces are joined rank by rank.
+        """
+        ends, pieces = end_ids(self.model), []
+        for own in rows:
+            # The token of a language, or a tag such as >>de<<, is not part of the text that follows.
+            shown = [[*dropwhile(self.target_names.__contains__, row.ids)] for row in own]
+            texts = self.tokenizers.target.batch_decode(shown, skip_special_tokens=True)
+            pieces.append(
+                [
+                    Hypothesis(text.strip(), row.score, row.log_prob, row.ids, not ends.isdisjoint(row.ids[-1:]), links)
+                    for text, row, links in zip(texts, own, (row.alignment for row in own), strict=True)
+                ]
+            )
+        if not pieces:
+            return Translation(request.text, [Hypothesis("", 0.0, 0.0, alignment=[] if options.alignments else None)])
+        if len(pieces) == 1:
+            return Translation(request.text, pieces[0])
+        lengths = [len(self.words_of(piece)) for piece in request.pieces]
+        return Translation(request.text, join_pieces(pieces, options.penalty(), request.separators, lengths))
+
+    def strip(self, row: list[int]) -> list[int]:
+        """
+        Return a generated row up to its end token or, without one, up to its padding. Truncate the row to its limit
+        first: beam search may fill up truncated hypotheses with end tokens.
+        """
+        ends, length = end_ids(self.model), len(row)
+        for i, token in enumerate(row):
+            if token in ends:
+                return row[: i + 1]
+        while length and row[length - 1] == self.tokenizers.target.pad_token_id:
+            length -= 1
+        return row[:length]
+
+    def words_of(self, source: Tokens) -> list[int]:
+        """Return the token ids of a source without control tokens."""
+        return [id for id in source.ids if id not in self.control_ids[0]]
+
+    def is_empty(self, source: Tokens, direction: Direction | None = None) -> bool:
+        """Return whether the tokens of a source are only control tokens, and the instruction of a direction."""
+        direction = direction or Direction()
+        words = len(self.words_of(source)) - len(self.words_of(Tokens(list(direction.tag))))
+        if text := direction.instruction.rstrip():
+            if text not in self.instructions:
+                self.instructions[text] = len(encode_text(self.tokenizers.source, text, False))
+            words -= self.instructions[text]
+        return words <= 0
+
+    def is_empty_source(self, sentence: SourceText) -> bool:
+        """Return whether a sentence has no visible character, or none that its tokenizer keeps."""
+        return is_blank(str(sentence)) or self.is_empty(self.encode_source(sentence))
+
+    # -- what the model really read and wrote --------------------------------------------------------------------------
+
+    def trace(
+        self, number: int, request: Request, rows: Sequence[Sequence[Row]], translation: Translation
+    ) -> dict[str, Any]:
+        """Return what the model read and wrote for a text, in the form of JSON; `number` is that of the text."""
+        source, target = self.tokenizers
+        pieces = []
+        for piece, opening, own in zip(request.pieces, request.openings(), rows, strict=True):
+            first = start_id(self.model) if opening.start is None else opening.start
+            written = [{"score": row.score, "log_prob": row.log_prob, **named_ids(target, row.ids)} for row in own]
+            reads = {"unknown": piece.ids.count(source.unk_token_id), **named_ids(source, piece.ids)}
+            begins = {"given": opening.given, **named_ids(target, [first, *opening.ids])}
+            pieces.append({"source": reads, "decoder_start": begins, "rows": written})
+        direction = request.direction
+        return {
+            "sentence": number,
+            "source": request.text,
+            "source_lang": direction.source,
+            "target_lang": direction.target,
+            "tags": source.convert_ids_to_tokens(list(direction.tag)),
+            "instruction": direction.instruction,
+            "truncated": request.dropped,
+            "pieces": pieces,
+            "translation": translation.text,
+        }
+
+
+def named_ids(tokenizer: Any, ids: Sequence[int]) -> dict[str, Any]:
+    """Return token ids with their names in the vocabulary."""
+    return {"ids": list(ids), "tokens": tokenizer.convert_ids_to_tokens(list(ids))}
+
+
+def check_text(sentence: object, place: str) -> None:
+    """Raise `UserError` unless a sentence is text; `place` is its name in the message."""
+    if not isinstance(sentence, str):
+        raise UserError(f"{place} is {short_repr(sentence)}.", field=place)
+
+
+def refuse_text(**values: Any) -> None:
+    """Raise `UserError` if a text is passed where a list of texts is expected: its letters would be sentences."""
+    for name, value in values.items():
+        if isinstance(value, str):
+            raise UserError(f"{name} must be several sentences, got {short_repr(value)}.", field=name)
