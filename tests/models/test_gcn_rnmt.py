@@ -1,6 +1,7 @@
 """BiRNN+GCN: the contract with trees, the equations, what padding may do, and a task that needs syntax."""
 
 import importlib.util
+import inspect
 import itertools
 import logging
 import math
@@ -48,15 +49,15 @@ class TestGCNRNMT(ModelContract):
 
     @pytest.fixture(autouse=True)
     def trees(self, request, monkeypatch):
-        edges = GCNRNMTEncoder.edges
+        run = GCNRNMTEncoder.run
 
-        def edges_of_chains(encoder, states, token_mask, heads, relations):
-            if heads is None:
-                heads, relations = chain(states, token_mask)
-            return edges(encoder, states, token_mask, heads, relations)
+        def run_with_chains(encoder, states, token_mask, dependency_heads=None, dependency_relations=None, **kwargs):
+            if dependency_heads is None:
+                dependency_heads, dependency_relations = chain(states, token_mask)
+            return run(encoder, states, token_mask, dependency_heads, dependency_relations, **kwargs)
 
         if request.function.__name__ != "test_hub_code_loads_without_the_package":  # it has the saved code
-            monkeypatch.setattr(GCNRNMTEncoder, "edges", edges_of_chains)
+            monkeypatch.setattr(GCNRNMTEncoder, "run", run_with_chains)
 
     def config(self, **fields):
         small = {
@@ -511,22 +512,14 @@ def test_missing_trees_warn_once(caplog):
     assert len(caplog.records) == 1 and "dependency_heads" in caplog.text
 
 
-def test_wrong_columns_are_named():
-    model = build()
-    source, trees = torch.randint(4, VOCABULARY, (2, 6)), random_trees(2, 6)
-    heads, relations = trees["dependency_heads"], trees["dependency_relations"]
-    for wrong in (heads[:, :5], heads[:1], heads[0], heads[..., None, None]):
-        with rejects(field="dependency_heads"):
-            model(source, labels=source, dependency_heads=wrong, dependency_relations=relations)
-    with rejects(field="dependency_relations"):
-        model(source, labels=source, dependency_heads=heads, dependency_relations=relations[:, :, None])
-    with rejects(field="dependency_heads"):
-        model(source, labels=source, dependency_relations=relations)
-    everywhere = torch.ones_like(heads)
-    for wrong in (RELATIONS, -1):
-        with rejects(field="dependency_relations") as caught:
-            model(source, labels=source, dependency_heads=everywhere, dependency_relations=everywhere * wrong)
-        assert f"contains {wrong}; it must be from 0 to {RELATIONS - 1}" in str(caught.value)
+def test_further_inputs_are_declared_where_trainers_and_generate_look():
+    for forward in (GCNRNMTForConditionalGeneration.forward, GCNRNMTEncoder.forward):
+        assert {"dependency_heads", "dependency_relations"} <= set(inspect.signature(forward).parameters)
+    model, source, trees = build(), torch.randint(4, VOCABULARY, (2, 6)), random_trees(2, 6)
+    expected = model.generate(source, **trees, max_new_tokens=4)
+    own = model.forward
+    model.forward = lambda *args, **kwargs: own(*args, **kwargs)  # as accelerate wraps it
+    assert model.generate(source, **trees, max_new_tokens=4).equal(expected)
 
 
 def test_trees_without_relations_have_the_unknown_one():

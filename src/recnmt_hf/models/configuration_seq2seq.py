@@ -2,8 +2,7 @@
 
 import math
 from dataclasses import fields
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, TypeVar
 
 from huggingface_hub.dataclasses import as_validated_field, strict
 from huggingface_hub.errors import StrictDataclassFieldValidationError
@@ -21,7 +20,6 @@ DERIVED: Any = None  # default of a field whose value follows from other fields
 
 # Larger numbers are mistakes: no network has as many layers or channels, or as large a table of positions.
 MOST_LAYERS, LARGEST_SIZE, LARGEST_TABLE = 1000, 2**24, 2**30
-TYPE_NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "True or False", type(None): "None"}
 
 
 def interval(least: float, most: float, allowed: str | None = None) -> Any:
@@ -30,7 +28,7 @@ def interval(least: float, most: float, allowed: str | None = None) -> Any:
     @as_validated_field
     def check(value: float | None) -> None:
         if value is not None and (isinstance(value, bool) or not least <= value <= most):
-            raise ValueError(allowed or f"a number from {least} to {most}")
+            raise ValueError(f"it must be {allowed or f'a number from {least} to {most}'}")
 
     return check
 
@@ -40,28 +38,12 @@ probability = interval(0, math.nextafter(1, 0), "a number from 0 to below 1")
 positive = interval(math.nextafter(0, 1), math.inf, "a number above 0")
 
 
-def describe_type(hint: Any) -> str:
-    """Return the values that a type hint allows, for a message."""
-    kind, parts = get_origin(hint), get_args(hint)
-    if kind is Literal:
-        return ", ".join(map(repr, parts))
-    if kind in (list, tuple):
-        return f"a list of {describe_type(parts[0])}"
-    if kind in (Union, UnionType):
-        return " or ".join(
-            dict.fromkeys(describe_type(part) for part in parts if part is not int or float not in parts)
-        )
-    return TYPE_NAMES.get(hint, str(hint))
-
-
 def assign_field(config: PreTrainedConfig, name: str, value: Any) -> None:
     """Set a field of a configuration; raises `UserError` for a wrong value."""
     try:
         PreTrainedConfig.__setattr__(config, name, value)  # runs the validators of the configuration's own class
     except StrictDataclassFieldValidationError as error:
-        hint = next(field.type for field in fields(config) if field.name == name)
-        allowed = describe_type(hint) if isinstance(error.__cause__, TypeError) else str(error.__cause__)
-        raise UserError(f"{name}={short_repr(value)} is not allowed; it must be {allowed}.", field=name) from error
+        raise UserError(f"{name}={short_repr(value)} is not allowed: {error.__cause__}.", field=name) from error
 
 
 def strict_config(kind: type[T]) -> type[T]:

@@ -84,6 +84,13 @@ def with_autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractCo
 # -- custom gradients --------------------------------------------------------------------------------------------------
 
 
+# Message about a second derivative.
+FINAL = (
+    "This gradient cannot be differentiated again. Set the environment variable RECNMT_FAST_PATHS=0, pass "
+    "return_logits=True, and do not compile the model."
+)
+
+
 def is_transformed() -> bool:
     """Return whether a transform of `torch.func` is active, such as `grad` or `vmap`."""
     return torch._C._are_functorch_transforms_active()
@@ -127,10 +134,7 @@ class FinalGradients(CustomGradient):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        raise UserError(
-            "This gradient cannot be differentiated again. Set the environment variable RECNMT_FAST_PATHS=0, pass "
-            "return_logits=True, and do not compile the model."
-        )
+        raise UserError(FINAL)
 
 
 def final_gradients(compute: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
@@ -215,10 +219,7 @@ def define_operator(function: Callable[..., Any], shapes: Shapes) -> Any:
 
     def differentiate(ctx: Any, gradients: list[torch.Tensor]) -> Any:
         if torch.is_grad_enabled():  # create_graph=True
-            raise UserError(
-                "This gradient cannot be differentiated again. Set the environment variable RECNMT_FAST_PATHS=0, "
-                "pass return_logits=True, and do not compile the model."
-            )
+            raise UserError(FINAL)
         needed = [bool(need) for need in ctx.needs_input_grad[0]]
         input_gradients = iter(backward_operator(gradients, needed, list(ctx.saved_tensors), *ctx.rest))
         return [next(input_gradients) if need else None for need in needed], *(None for _ in ctx.rest)

@@ -13,9 +13,7 @@ import torch
 from torch import nn
 from transformers import GenerationMixin, utils
 from transformers import initialization as init
-from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_gcn_rnmt import GCNRNMTConfig
@@ -25,9 +23,7 @@ from .modeling_rnmt import RelationLayer, RNMTDecoder, RNMTEncoder, RNMTEncoderO
 from .recurrent_layers import take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization
-from .seq2seq_outputs import Seq2SeqEncoderOutput, Seq2SeqTranslationOutput
 from .seq2seq_stacks import TokenAndPositionInput
-from .user_errors import UserError, short_repr
 
 
 logger = utils.logging.get_logger(__name__)
@@ -295,20 +291,6 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
             return BagOfWords()
         return super().build_layer(config, index, input_size)
 
-    # `generate` reads the names of the encoder's arguments, since a Trainer may replace the model's `forward`.
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        dependency_heads: torch.Tensor | None = None,
-        dependency_relations: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> Seq2SeqEncoderOutput:
-        """Args as for [`GCNRNMTForConditionalGeneration`]."""
-        trees = {"dependency_heads": dependency_heads, "dependency_relations": dependency_relations}
-        return super().forward(input_ids, attention_mask, inputs_embeds, **trees, **kwargs)
-
     def run(
         self,
         hidden_states: torch.Tensor,
@@ -320,7 +302,7 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
         states = super().run(hidden_states, token_mask, **kwargs)
         if not self.gcn_layers:
             return states
-        edges = self.edges(hidden_states, token_mask, dependency_heads, dependency_relations)
+        edges = self.edges(token_mask, dependency_heads, dependency_relations)
         for layer in self.gcn_layers:
             output, _ = layer(states[-1], edges, token_mask, **kwargs)
             states.append(output)
@@ -333,53 +315,19 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
         return states if is_last and self.gcn_layers else super().drop(states, index)
 
     def edges(
-        self,
-        states: torch.Tensor,
-        token_mask: torch.Tensor | None,
-        heads: torch.Tensor | None,
-        relations: torch.Tensor | None,
+        self, token_mask: torch.Tensor | None, heads: torch.Tensor | None, relations: torch.Tensor | None
     ) -> Edges | None:
-        """Return the edges of the columns, `None` without; raises `UserError` for wrong shapes and relations."""
+        """Return the edges of the columns, `None` without them."""
         if not self.config.reads_trees:
             return None
-        if heads is None:
-            if relations is not None:
-                raise UserError("dependency_heads is missing.", field="dependency_heads")
-            if not torch.compiler.is_compiling():
-                logger.warning_once(
-                    "This model reads dependency trees, but dependency_heads is missing: it encodes sources without "
-                    "them. Pass dependency_heads and dependency_relations (recnmt: --source-trees)."
-                )
-            return None
-        words, shape = tuple(states.shape[:2]), tuple(heads.shape)
-        if len(shape) not in (2, 3) or shape[:2] != words:
-            raise UserError(
-                f"dependency_heads has the shape {short_repr(shape)}; it must be {words}, or with a third dimension "
-                "for several edges of a token. Both columns have the same shape.",
-                field="dependency_heads",
+        if heads is not None:
+            return Edges.from_columns(heads, relations, token_mask)
+        if not torch.compiler.is_compiling():
+            logger.warning_once(
+                "This model reads dependency trees, but dependency_heads is missing: it encodes sources without "
+                "them. Pass dependency_heads and dependency_relations (recnmt: --source-trees)."
             )
-        if relations is not None and relations.shape != shape:
-            value = tuple(relations.shape)
-            raise UserError(
-                f"dependency_relations has the shape {short_repr(value)}; it must be {shape}, or with a third "
-                "dimension for several edges of a token. Both columns have the same shape.",
-                field="dependency_relations",
-            )
-        edges = Edges.from_columns(heads, relations, token_mask)
-        self.check_relations(edges.relations)
-        return edges
-
-    def check_relations(self, relations: torch.Tensor) -> None:
-        """Raise a `UserError` for an unknown id, where reading it costs no synchronization."""
-        if torch.compiler.is_compiling() or relations.device.type != "cpu" or relations.numel() == 0:
-            return
-        last = self.config.num_relations - 1
-        wrong = int(relations.max() if relations.min() >= 0 else relations.min())
-        if not 0 <= wrong <= last:
-            raise UserError(
-                f"dependency_relations contains {short_repr(wrong)}; it must be from 0 to {last}.",
-                field="dependency_relations",
-            )
+        return None
 
 
 # -- model -------------------------------------------------------------------------------------------------------------
@@ -396,6 +344,13 @@ class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditional
     """
     BiRNN+GCN, CNN+GCN or BoW+GCN with its output matrix: `generate` translates, `labels` train. Both take the source's
     dependency trees; without them words receive messages from themselves alone.
+
+    Args:
+        dependency_heads (`torch.LongTensor` of shape `(batch_size, source_length)`, *optional*): Position of each
+            token's head in the same row, or -1. Positions outside of the row or of padding are ignored. With a third
+            dimension, a token has several heads.
+        dependency_relations (`torch.LongTensor` of the same shape, *optional*): Ids of the edges' relations, from 0
+            (unknown) to `num_relations - 1`.
 
     Example:
 
@@ -419,52 +374,6 @@ class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditional
     """
 
     model_class = GCNRNMTModel
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
-        encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
-        cache: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        smoothing: float = 0.0,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        return_logits: bool = True,
-        dependency_heads: torch.Tensor | None = None,
-        dependency_relations: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> Seq2SeqTranslationOutput:
-        """
-        Args as for [`Seq2SeqConditionalGeneration`], and:
-            dependency_heads (`torch.LongTensor` of shape `(batch_size, source_length)`, *optional*): Position of each
-                token's head in the same row, or -1. Positions outside of the row or of padding are ignored. With a
-                third dimension, a token has several heads.
-            dependency_relations (`torch.LongTensor` of the same shape, *optional*): Ids of the edges' relations, from 0
-                (unknown) to `num_relations - 1`.
-        """
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            cache=cache,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            labels=labels,
-            use_cache=use_cache,
-            smoothing=smoothing,
-            num_items_in_batch=num_items_in_batch,
-            return_logits=return_logits,
-            dependency_heads=dependency_heads,
-            dependency_relations=dependency_relations,
-            **kwargs,
-        )
 
 
 GCNRNMTModel.register_for_auto_class("AutoModel")

@@ -23,6 +23,7 @@ from .seq2seq_outputs import (
     Memories,
     Seq2SeqEncoderOutput,
     Seq2SeqTranslationOutput,
+    declares,
     extra_fields,
     extra_values,
     takes_cache,
@@ -169,6 +170,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         parts = cls.model_class.encoder_class.output_class, cls.model_class.decoder_class.output_class
         name = f"{cls.__name__.removesuffix('ForConditionalGeneration')}LMOutput"
         cls.output_class = with_extra_outputs(Seq2SeqTranslationOutput, parts, name, cls.__module__)
+        if inputs := cls.model_class.encoder_class.source_inputs:
+            cls.forward = declares(inputs, cls.forward)  # type: ignore[method-assign]
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config)

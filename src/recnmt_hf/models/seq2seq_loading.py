@@ -299,8 +299,4 @@ def read_safetensors(folder: str | Path) -> dict[str, torch.Tensor]:
             index = Path(str(utils.cached_file(place, utils.SAFE_WEIGHTS_INDEX_NAME)))
             names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
         files = [Path(str(utils.cached_file(place, name))) for name in names]
-    if not files:
-        raise UserError(
-            f"{folder} contains no .safetensors file. Pass a folder written by save_pretrained.", field=folder
-        )
     return {name: tensor for file in files for name, tensor in load_file(file).items()}

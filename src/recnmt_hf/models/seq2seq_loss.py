@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .kernels_cpu_matmuls import add_product, fast_product
 from .kernels_shared import (
+    FINAL,
     CustomGradient,
     autocast_dtype,
     final_gradients,
@@ -17,26 +18,12 @@ from .kernels_shared import (
     is_transformed,
     with_autocast,
 )
-from .user_errors import UserError, short_repr
+from .user_errors import UserError
 
 
 IGNORE_INDEX = -100
 # Logit of symbols that do not exist, in models that were imported from Marian; small enough for float16.
 FORBIDDEN = -1e4
-
-
-def check_labels(labels: torch.Tensor, vocab_size: int) -> None:
-    """Raise a `UserError` for labels that are neither ids nor -100, on the CPU where no transform hides the values."""
-    is_hidden = torch.compiler.is_compiling() or type(labels) is not torch.Tensor or is_transformed()
-    if is_hidden or labels.device.type != "cpu":
-        return
-    wrong = labels[((labels < 0) & (labels != IGNORE_INDEX)) | (labels >= vocab_size)]
-    if wrong.numel():
-        raise UserError(
-            f"labels contains {short_repr(int(wrong[0]))}; it must be from 0 to {vocab_size - 1}, or -100 to be "
-            "ignored.",
-            field="labels",
-        )
 
 
 def smoothed_cross_entropy(
@@ -53,7 +40,6 @@ def smoothed_cross_entropy(
     logits, which contain it, excludes symbols from V ([`uniform_targets`]).
     """
     logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1).to(logits.device)
-    check_labels(labels, logits.shape[-1])
     return summed_cross_entropy(logits, labels, label_smoothing, bias) / divisor(labels, num_items_in_batch)
 
 
@@ -134,10 +120,7 @@ class ChunkedCrossEntropy(CustomGradient):
             return (None,) * 9
         if torch.is_grad_enabled() and not is_transformed():
             # create_graph=True: gradients formed in the forward pass would count as constant.
-            raise UserError(
-                "This gradient cannot be differentiated again. Set the environment variable RECNMT_FAST_PATHS=0, "
-                "pass return_logits=True, and do not compile the model."
-            )
+            raise UserError(FINAL)
         scale = functools.partial(ChunkedCrossEntropy.scaled_gradients, ctx.dtypes)
         return *final_gradients(scale, grad_output, *ctx.saved_tensors), *(None,) * 7
 
@@ -281,7 +264,6 @@ def chunked_cross_entropy(
     """
     chunk_size = chunk_size or tokens_at_a_time(hidden_states)
     labels = labels.reshape(-1).to(hidden_states.device)
-    check_labels(labels, weight.shape[0])
     compute_dtype = autocast_dtype(hidden_states.device) or hidden_states.dtype
     if compute_dtype == torch.float16:  # gradients of the forward pass would underflow without a scaler's factor
         layer = functools.partial(nn.functional.linear, weight=weight)
@@ -320,7 +302,6 @@ def chunked_cross_entropy_of_layer(
     def part_loss(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         logits = layer(states)
         logits = logits if bias is None else logits + bias
-        check_labels(labels, logits.shape[-1])
         return summed_cross_entropy(logits, labels, label_smoothing, bias)
 
     chunk_size = chunk_size or tokens_at_a_time(states)

@@ -4,6 +4,7 @@ decoder declare memories and extra outputs, which also reach the outputs of the 
 """
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
@@ -79,6 +80,20 @@ def takes_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
             )
         return forward(*args, **kwargs)
 
+    return call
+
+
+def declares(names: Sequence[str], forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a `forward` whose signature, which Trainers and `generate` read, has these optional arguments too."""
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    signature = inspect.signature(forward)
+    *own, rest = signature.parameters.values()
+    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
+    call.__signature__ = signature.replace(parameters=[*own, *added, rest])  # type: ignore[attr-defined]
     return call
 
 

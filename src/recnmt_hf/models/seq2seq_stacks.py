@@ -23,7 +23,7 @@ from .configuration_seq2seq import Seq2SeqConfig
 from .decoder_cache import SourceMemoryCache, complete_cache, source_memories
 from .kernels_shared import dropout, is_exporting
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
-from .seq2seq_outputs import CACHE, Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, takes_cache
+from .seq2seq_outputs import CACHE, Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, declares, takes_cache
 from .user_errors import UserError, short_repr
 
 
@@ -206,18 +206,10 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
         return TokenAndPositionInput(config, "none")
 
     def embeddings(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
-        """Return scaled embeddings `(batch_size, length, d_model)`. Raises `UserError` for missing or wrong ids."""
+        """Return scaled embeddings `(batch_size, length, d_model)`. Raises `UserError` for missing ids."""
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("Pass either token ids or embeddings (input_ids or inputs_embeds).", field="input_ids")
-        try:
-            embeddings = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        except IndexError as error:
-            assert input_ids is not None
-            wrong = int(input_ids.max() if input_ids.min() >= 0 else input_ids.min())
-            last = self.embed_tokens.num_embeddings - 1
-            raise UserError(
-                f"input_ids contains {short_repr(wrong)}; it must be from 0 to {last}.", field="input_ids"
-            ) from error
+        embeddings = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         return embeddings if self.embed_scale == 1.0 else embeddings * self.embed_scale
 
 
@@ -231,6 +223,11 @@ class Seq2SeqEncoder(Seq2SeqStack):
     needs_token_mask = False
     source_inputs: tuple[str, ...] = ()  # inputs of `run` in addition to token ids (or embeddings) and their mask
     layers: nn.ModuleList
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "source_inputs" in vars(cls):
+            cls.forward = declares(cls.source_inputs, cls.forward)  # type: ignore[method-assign]
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config, config.vocab_size)
