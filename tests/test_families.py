@@ -81,7 +81,10 @@ class TestGateToy(ModelContract):
 
 @pytest.mark.slow
 def test_a_new_family_needs_its_own_files_and_a_manifest(repository, tmp_path):
-    """The contract, ONNX, transformers' Trainer, recipes, cards, the Hub and probes read the manifest."""
+    """
+    The contract, ONNX, transformers' Trainer, recipes, cards, the Hub and probes read the manifest. With recipe, card
+    and change log these are seven files, and no shared line.
+    """
     for name in ("src", "tests", "scripts"):
         shutil.copytree(repository / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     shutil.copy(repository / "pyproject.toml", tmp_path)

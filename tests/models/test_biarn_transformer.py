@@ -755,11 +755,6 @@ def test_every_row_of_the_tables_is_a_config():
 @pytest.mark.parametrize(
     ("fields", "code", "field"),
     [
-        ({"recurrence_encoder_type": "lstm"}, "is not allowed; it must be", "recurrence_encoder_type"),
-        ({"recurrence_steps": 0}, "is not allowed; it must be", "recurrence_steps"),
-        ({"recurrence_steps": "J"}, "is not allowed; it must be", "recurrence_steps"),
-        ({"recurrence_cell": "rnn"}, "is not allowed; it must be", "recurrence_cell"),
-        ({"recurrence_hidden_size": 0}, "is not allowed; it must be", "recurrence_hidden_size"),
         (
             {"recurrence_initial_state": "mean", "recurrence_hidden_size": 16},
             "is not allowed with",
@@ -770,14 +765,8 @@ def test_every_row_of_the_tables_is_a_config():
             "is not allowed with",
             "recurrence_hidden_size",
         ),
-        ({"recurrence_source": "both"}, "is not allowed; it must be", "recurrence_source"),
         ({"recurrence_encoder_type": None, "decoder_memory": "recurrence"}, "is not allowed with", "decoder_memory"),
-        ({"fusion_type": "sum"}, "is not allowed; it must be", "fusion_type"),
-        ({"fusion_layers": 1}, "is not allowed; it must be", "fusion_layers"),
-        ({"fusion_gate": True}, "is not allowed; it must be", "fusion_gate"),
-        ({"encoder_type": "rnn"}, "is not allowed; it must be", "encoder_type"),
         ({"encoder_type": "multi_column", "decoder_memory": "recurrence"}, "is not allowed with", "encoder_type"),
-        ({"multi_column_rnn_layers": 0}, "is not allowed; it must be", "multi_column_rnn_layers"),
     ],
     ids=str,
 )

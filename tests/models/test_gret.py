@@ -413,27 +413,6 @@ def test_it_starts_from_a_baseline_and_is_one_without_its_vector():
     assert plain.config.baseline() is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "code", "field"),
-    [
-        ({"num_capsules": 0}, "is not allowed; it must be", "num_capsules"),
-        ({"routing_iterations": 0}, "is not allowed; it must be", "routing_iterations"),
-        ({"routing_softmax_axis": "words"}, "is not allowed; it must be", "routing_softmax_axis"),
-        ({"capsule_projection": "own"}, "is not allowed; it must be", "capsule_projection"),
-        ({"capsule_pooling": "max"}, "is not allowed; it must be", "capsule_pooling"),
-        ({"global_gate_type": "matrix"}, "is not allowed; it must be", "global_gate_type"),
-        ({"global_gate": 1}, "is not allowed; it must be", "global_gate"),
-        ({"capsule_dim": 0}, "is not allowed; it must be", "capsule_dim"),
-        ({"global_ffn_dim": -3}, "is not allowed; it must be", "global_ffn_dim"),
-        ({"num_capsules": 10**9}, "is not allowed; it must be", "num_capsules"),
-    ],
-    ids=str,
-)
-def test_wrong_fields(fields, code, field):
-    with rejects(code, field=field):
-        GRETConfig.from_preset("tiny", vocab_size=100, **fields)
-
-
 def test_an_encoder_output_without_the_vector_is_refused():
     model = TestGRET().model({"num_capsules": 4})
     batch = ragged_batch()

@@ -622,16 +622,7 @@ def test_parameter_growth(fields, added):
 @pytest.mark.parametrize(
     ("fields", "code", "field"),
     [
-        ({"latent_size": 0}, "is not allowed; it must be", "latent_size"),
-        ({"latent_level": "document"}, "is not allowed; it must be", "latent_level"),
-        ({"latent_prior": "uniform"}, "is not allowed; it must be", "latent_prior"),
-        ({"latent_inference": "mode"}, "is not allowed; it must be", "latent_inference"),
         ({"latent_inference": "sample", "latent_level": "sentence"}, "is not allowed with", "latent_inference"),
-        ({"kl_weight": -1}, "is not allowed; it must be", "kl_weight"),
-        ({"kl_annealing_steps": -1}, "is not allowed; it must be", "kl_annealing_steps"),
-        ({"kl_annealing_steps": 0.5}, "is not allowed; it must be", "kl_annealing_steps"),
-        ({"latent_free_bits": -0.1}, "is not allowed; it must be", "latent_free_bits"),
-        ({"latent_word_dropout": 1}, "is not allowed; it must be", "latent_word_dropout"),
     ],
     ids=str,
 )
