@@ -200,7 +200,6 @@ def test_what_the_engine_cannot_do(corpus, tokenizer, tmp_path, capsys):
     for options, name in (
         ({"alignments": True}, "alignments"),
         ({"generate": {"sequence_bias": [[[5], 1.0]]}}, "sequence_bias"),
-        ({"generate": {"bad_words_ids": [[10**6]]}}, "bad_words_ids"),
         ({"generate": {"do_sample": True}, "beams": 2}, "beams"),
     ):
         with pytest.raises(recnmt_hf.UserError, match=name):

@@ -30,8 +30,8 @@ from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
 from recnmt_hf.inference.backends.torch_model import TorchBackend, eval_mode
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.pipeline import TranslationPipeline
-from recnmt_hf.inference.shortlist import write_shortlist
-from recnmt_hf.inference.word_alignment import align_pairs
+from recnmt_hf.inference.translation_warnings import TranslationWarnings
+from recnmt_hf.inference.word_alignment import align_pairs, write_shortlist
 
 
 SOURCES = ["The dog sees the cat.", "We sleep."]
@@ -52,6 +52,14 @@ ENTRIES = {
         "gret",
         lambda t: t.search([t.codec.encode(each, DecodingOptions()) for each in SOURCES], DecodingOptions(beams=1)),
     ),
+    "Translator.translate_requests": (
+        "gret",
+        lambda t: t.translate_requests(
+            [t.codec.encode(each, DecodingOptions()) for each in SOURCES],
+            DecodingOptions(beams=1),
+            TranslationWarnings(t.tokenizer),
+        ),
+    ),
     "Translator.rank": (
         "nmt_transformer",
         lambda t: t.rank(
@@ -71,7 +79,7 @@ ENTRIES = {
         lambda t: TranslationPipeline(t.model, t.tokenizer, device="cpu")(SOURCES, **SHORT),
     ),
     "word_alignment.align_pairs": ("nmt_transformer", lambda t: list(align_pairs(t, SOURCES, TARGETS))),
-    "shortlist.write_shortlist": ("nmt_transformer", lambda t: write_shortlist(os.devnull, t, SOURCES, TARGETS)),
+    "word_alignment.write_shortlist": ("nmt_transformer", lambda t: write_shortlist(os.devnull, t, SOURCES, TARGETS)),
     "global_state.global_state": ("gret", lambda t: global_state(t, *PAIRS[0])),
     "sentences.run_encoder": ("gret", lambda t: run_encoder(t, SOURCES[0])[0].last_hidden_state),
     "sentences.run_pair": ("gret", lambda t: run_pair(t, *PAIRS[0])[0].logits),
@@ -92,7 +100,7 @@ ENTRIES = {
 NOT_RUN = {
     *("quantization.quantize_model", "packing.pack_weights"),
     *("ensemble.check_compatible", "ensemble.shared_settings", "torch_model.shift_right"),
-    *("model_checks.check_loading", "model_checks.check_weights", "model_checks.missing_values"),
+    *("model_checks.check_loading", "model_checks.check_weights"),
 }
 METHODS_NOT_RUN = {"max_lengths"}
 # Methods of backends in PyTorch that run a model; the entries above call all of them.

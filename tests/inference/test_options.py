@@ -13,7 +13,7 @@ from user_errors import rejects
 from recnmt_hf.data.records import Tokens
 from recnmt_hf.inference import DecodingOptions, PrefixPerSentence, Translator
 from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
-from recnmt_hf.inference.options import convert_option_names, decoding_options, names_of_generate
+from recnmt_hf.inference.options import GENERATE_VALUES, SET_BY_TRANSLATOR, convert_option_names, decoding_options
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +86,6 @@ def test_the_best_translation_is_the_one_without_n_best(translator, sentences, m
         several = translator.translate(texts, **options, num_hypotheses=4)
         assert [one.text for one in plain] == [one.hypotheses[0].text for one in several]
         assert (plain[0].hypotheses[0].parts > 1) == (split == "auto")
-
-
-def test_whole_numbers_for_settings_that_transformers_wants_as_floats(translator, sentences):
-    options = {"beams": 1, "max_length_extra": 5}
-    found = [list(translator.translate(sentences, **options, repetition_penalty=value)) for value in (2, 2.0)]
-    assert found[0] == found[1]
 
 
 def test_scores_do_not_change_which_translation_is_best(translator, sentences, monkeypatch):
@@ -273,16 +267,16 @@ def test_a_prefix_of_a_split_sentence_begins_its_first_part(translator, sentence
 
 
 @pytest.mark.parametrize(
-    ("prefixes", "code", "field"),
+    ("prefixes", "field"),
     [
-        (["Der"], "There are only", "prefixes"),
-        (["Der", "", "Die"], "There are only", "sentences"),
-        (["Der", 5], "is", "Sentence 2: prefix"),
-        (["Der " * 200, ""], "tokens, but the model can generate only", "Sentence 1: prefix"),
+        (["Der"], "prefixes"),
+        (["Der", "", "Die"], "sentences"),
+        (["Der", 5], "Sentence 2: prefix"),
+        (["Der " * 200, ""], "Sentence 1: prefix"),
     ],
 )
-def test_wrong_prefixes_are_rejected(translator, sentences, prefixes, code, field):
-    with rejects(code, field=field):
+def test_wrong_prefixes_are_rejected(translator, sentences, prefixes, field):
+    with rejects(field=field):
         translator(sentences[:2], prefixes)
 
 
@@ -306,43 +300,29 @@ def test_a_prefix_of_an_empty_sentence(translator):
 # -- mistakes ---
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "name"),
-    [
-        ({"no_repeat_ngram_sise": 3}, "There is no field", "no_repeat_ngram_sise"),
-        ({"input_ids": 3}, "There is no field", "input_ids"),
-        ({"num_beams": 3}, "is controlled by the option", "num_beams"),
-        ({"max_new_tokens": 3}, "is controlled by the option", "max_new_tokens"),
-        ({"length_penalty": 3}, "is controlled by the option", "length_penalty"),
-        ({"eos_token_id": 3}, "cannot be set, because the translator", "eos_token_id"),
-        ({"output_scores": True}, "cannot be set, because the translator", "output_scores"),
-        ({"temperature": 0.5}, "was rejected by", None),
-        ({"cache_implementation": "none"}, "was rejected by", None),
-        ({"do_sample": "maybe"}, "is not allowed; it must be", "do_sample"),
-        ({"early_stopping": "always"}, "is not allowed; it must be", "early_stopping"),
-        ({"use_cache": 1}, "is not allowed; it must be", "use_cache"),
-        ({"no_repeat_ngram_size": "x"}, "is not allowed; it must be", "no_repeat_ngram_size"),
-        ({"min_length": -3}, "is not allowed; it must be", "min_length"),
-        ({"min_new_tokens": 1.5}, "is not allowed; it must be", "min_new_tokens"),
-        ({"prefill_chunk_size": 2}, "cannot be set, because the translator", "prefill_chunk_size"),
-        ({"repetition_penalty": -1.0}, "is not allowed; it must be", "repetition_penalty"),
-        ({"do_sample": True, "temperature": 0}, "is not allowed; it must be", "temperature"),
-        ({"do_sample": True, "top_k": -1}, "is not allowed; it must be", "top_k"),
-        ({"do_sample": True, "top_p": 2}, "is not allowed; it must be", "top_p"),
-        ({"forced_bos_token_id": "a"}, "is not allowed; it must be", "forced_bos_token_id"),
-        ({"forced_bos_token_id": [5]}, "is not allowed; it must be", "forced_bos_token_id"),
-        ({"forced_eos_token_id": [2, -1]}, "is not allowed; it must be", "forced_eos_token_id"),
-    ],
-)
-def test_wrong_settings_of_generate_are_rejected(options, code, name):
-    with rejects(code, field=f"generate.{name}" if name else "generate"):
+@pytest.mark.parametrize("name", [*SET_BY_TRANSLATOR, "no_repeat_ngram_sise", "input_ids"])
+def test_settings_of_the_translator_and_unknown_ones(name):
+    with rejects(field=f"generate.{name}"):
+        DecodingOptions(generate={name: 3})
+
+
+@pytest.mark.parametrize("name", GENERATE_VALUES)
+@pytest.mark.parametrize("value", ["x", -1.5, [[]], 1j], ids=str)
+def test_values_that_transformers_checks_late(name, value):
+    with rejects(field=f"generate.{name}"):
+        DecodingOptions(generate={name: value})
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.5}, {"cache_implementation": "none"}, {"early_stopping": "x"}])
+def test_values_that_transformers_checks_early(options):
+    with rejects(*options, field="generate"):
         DecodingOptions(generate=options)
 
 
-def test_integers_of_generate_may_be_written_as_floats():
-    found = DecodingOptions(generate={"no_repeat_ngram_size": 1e1, "min_new_tokens": None}).generate
-    assert found == {"no_repeat_ngram_size": 10, "min_new_tokens": None}
-    assert isinstance(found["no_repeat_ngram_size"], int)
+def test_numbers_of_generate_may_be_written_in_either_way(translator, sentences):
+    found = DecodingOptions(generate={"no_repeat_ngram_size": 1e1, "min_new_tokens": None, "repetition_penalty": 2})
+    assert repr(found.generate) == "{'no_repeat_ngram_size': 10, 'min_new_tokens': None, 'repetition_penalty': 2.0}"
+    assert translator(sentences[0], beams=1, max_length_extra=2, repetition_penalty=2)
 
 
 def test_settings_of_a_model_for_other_programs(translator, monkeypatch):
@@ -361,21 +341,15 @@ def test_forced_ends_do_not_depend_on_the_batch(translator):
     assert all(one.hypotheses[0].finished for one in together)
 
 
-def test_options_of_another_type(translator):
-    with rejects("Pass DecodingOptions(...), or single"):
-        translator.translate(["a"], {"beams": 1}).__next__()
-
-
 def test_contradictions():
-    with rejects(field="seed"):
-        DecodingOptions(seed=1)
     with rejects(field="num_hypotheses"):
+        DecodingOptions(num_hypotheses=5)
+    with rejects(field="alignments"):
+        DecodingOptions(alignments=True, on_long="split")
+    with rejects(field="generate"):
         DecodingOptions(num_hypotheses=5, generate={"do_sample": True})
     assert DecodingOptions(num_hypotheses=5, beams=1, generate={"do_sample": True}).num_hypotheses == 5
     assert DecodingOptions(beams=2, generate={"early_stopping": True}).beams == 2
-    with rejects(field="generate"):
-        DecodingOptions(beams=1, generate={"early_stopping": True})
-    assert {"do_sample", "no_repeat_ngram_size", "repetition_penalty", "bad_words_ids"} <= names_of_generate()
 
 
 def test_names_of_transformers_are_converted():
@@ -396,39 +370,19 @@ def test_names_of_transformers_are_converted():
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "field", "detail"),
+    ("changes", "words"),
     [
-        ({"beams": 2, "num_beams": 2}, "set the same option", "num_beams", "beams"),
-        ({"max_length_extra": 2, "max_new_tokens": 2}, "set the same option", "max_new_tokens", "max_length_extra"),
-        ({"buffe": 2}, "There is no field", "buffe", "Use buffer"),
-        ({"num_beam": 2}, "There is no field", "num_beam", "Use num_beams"),
-        ({"top_kk": 2}, "There is no field", "top_kk", "Use top_k"),
-        (
-            {"qqqq": 2},
-            "There is no field",
-            "qqqq",
-            "Use a field of DecodingOptions or of transformers' GenerationConfig",
-        ),
-        ({"beams": 2, "num_hypotheses": 3}, "must not exceed beams=", "num_hypotheses", 2),
-        (
-            {"max_length_factor": 0, "max_length_extra": 0},
-            "with max_length_factor=0 allows no token",
-            "max_length_extra",
-            None,
-        ),
-        ({"alignments": True, "on_long": "split"}, "=true is not supported with", "alignments", None),
-        (
-            {"generate": {"zzzz": 1}},
-            "There is no field",
-            "generate.zzzz",
-            "Use a field of DecodingOptions or of transformers' GenerationConfig",
-        ),
+        ({"num_beams": 2, "beams": 2}, "num_beams and beams"),
+        ({"max_new_tokens": 2, "max_length_extra": 2}, "max_new_tokens and max_length_extra"),
+        ({"buffe": 2}, "buffe. Use buffer."),
+        ({"num_beam": 2}, "num_beam. Use num_beams."),
+        ({"top_kk": 2}, "top_kk. Use top_k."),
+        ({"qqqq": 2}, "Use a field of DecodingOptions"),
     ],
 )
-def test_wrong_names_and_contradictions_are_rejected(changes, code, field, detail):
-    with rejects(code, field=field) as refused:
+def test_wrong_names_are_rejected(changes, words):
+    with rejects(words, field=next(iter(changes))):
         decoding_options(None, changes)
-    assert str(detail or "") in str(refused.value)
 
 
 def test_recipes_accept_settings_of_generate(tmp_path):

@@ -335,7 +335,7 @@ def test_command_for_a_transformer(tiny_folder, files, capsys):
         (["--links", "gold", "--gold", "gold", "--plot", "x.png"], "cannot be combined"),
         (["MODEL", "-s", "source", "-t", "target", "--pair", "3"], "is not allowed; it must be"),
         (["MODEL", "-s", "source", "-t", "target", "--plot", "x.txt"], "x.txt"),
-        (["MODEL", "-s", "source", "-t", "target", "--head", "7"], "does not exist in this model, which has"),
+        (["MODEL", "-s", "source", "-t", "target", "--head", "7"], "head=7 does not exist"),
         (["--links", "broken", "--gold", "gold"], "0-1 (source-target) or 0p1 (possible"),
     ],
 )

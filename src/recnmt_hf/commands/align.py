@@ -63,8 +63,7 @@ def run(args: argparse.Namespace) -> None:
     from ..analysis.plots import check_picture, plot_alignment
     from ..data.files import open_output, refuse_inputs
     from ..data.text import SentencePair, read_lines
-    from ..inference.shortlist import write_shortlist
-    from ..inference.word_alignment import align_pairs
+    from ..inference.word_alignment import align_pairs, write_shortlist
     from ..metrics.alignment import alignment_error_rate, format_links, parse_links
 
     def read_links(path: str) -> list[GoldAlignment]:

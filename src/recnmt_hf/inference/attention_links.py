@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence, Sized
 import numpy as np
 import torch
 
-from ..errors import UserError, short_repr
+from ..errors import UserError
 
 
 def word_matrix(
@@ -57,9 +57,7 @@ def choose_attention(
 def check_index(name: str, index: int | str, values: Sequence[torch.Tensor] | torch.Tensor) -> int:
     """Return an index if it is in range."""
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(values):
-        raise UserError(
-            f"{name}={short_repr(index)} does not exist in this model, which has 0 to {len(values) - 1}.", field=name
-        )
+        raise UserError(f"{name}={index!r} does not exist; the model has 0 to {len(values) - 1}.", field=name)
     return index
 
 

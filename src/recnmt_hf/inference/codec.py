@@ -128,9 +128,7 @@ class Codec:
                     request.separators.append(space)
                     space = ""
         if request.prefix and not request.pieces:
-            raise UserError(
-                f"{place} is empty, so its translation cannot begin with {short_repr(prefix)}.", field=place
-            )
+            raise UserError(f"{place}: an empty sentence has no prefix {short_repr(prefix)}.", field=place)
         return request
 
     def is_summarizing(self, options: DecodingOptions) -> bool:
@@ -168,11 +166,8 @@ class Codec:
             if not is_blank(source.text):
                 self.languages.require_target(direction)
         elif direction.target not in (None, target):
-            raise UserError(
-                f"the sentence itself names the target language {short_repr(target)}, but target_lang is "
-                f"{direction.target}.",
-                field=place,
-            )
+            named = f"it names the target language {target}, but target_lang is {direction.target}."
+            raise UserError(named, field=place)
         else:
             source, direction = Sentence(text), self.direction(replace(options, target_lang=target))
         tags = [] if source.tree is not None else self.source_tags
@@ -189,11 +184,7 @@ class Codec:
         direction, source = direction or self.direction(), Sentence.of(sentence)
         if source.tree is not None and self.reads_trees:
             if self.trees is None:
-                raise UserError(
-                    f"{self.model.name_or_path or type(self.model).__name__} reads dependency trees, but its "
-                    "relations.json is missing.",
-                    field=self.model.name_or_path or type(self.model).__name__,
-                )
+                raise UserError("relations.json, which lists the relations of dependency trees, is missing.")
             return self.trees([source.tree])[0]
         ids = encode_text(self.tokenizers.source, direction.instruction + source.text, direction.frame is None)
         return Tokens(self.enclose(ids, direction))
@@ -225,19 +216,14 @@ class Codec:
             ends = end_ids(self.model).union(direction.frame[1] if direction.frame else ())
             return [(separator, tokens.truncated(limit, ends))]
         if options.on_long != "split":
-            raise UserError(
-                f"{place} has {len(tokens)} tokens; the maximum is {limit}: {short_repr(sentence.text)}. Shorten it, "
-                "or set on_long (--on-long) to split or truncate.",
-                field=place,
-            )
+            length = f"{len(tokens)} tokens, of at most {limit}: {short_repr(sentence.text)}"
+            raise UserError(f"{length}. Shorten it, or set on_long (--on-long) to split or truncate.", field=place)
         encode = partial(self.encode_source, direction=direction)
         texts = split_text(sentence.text.strip(), limit, lambda part: len(encode(part)), separator)
         spaces, parts_of_text = zip(*texts, strict=True)
         parts = list(zip(spaces, map(encode, sentence.parts(parts_of_text)), strict=True))
         if any(len(part) > limit and not self.is_empty(part, direction) for _, part in parts):
-            raise UserError(
-                f"{place} has a character of more than {limit} tokens. Raise max_source_length.", field=place
-            )
+            raise UserError(f"a character has more than {limit} tokens, the value of max_source_length.", field=place)
         return parts
 
     def encode_prefix(self, prefix: str, place: str, direction: Direction | None = None) -> list[int]:
@@ -300,9 +286,7 @@ class Codec:
             sentence, direction = self.read_source(source, options, f"{place}: source")
             tokens = Tokens() if is_blank(sentence.text) else self.encode_source(sentence, direction)
             if self.is_empty(tokens, direction):
-                raise UserError(
-                    f"{place}: source is empty, so it cannot be scored or aligned.", field=f"{place}: source"
-                )
+                raise UserError("empty, so it cannot be scored or aligned.", field=f"{place}: source")
             source_ids.append(tokens)
             target_ids.append(self.target_ids(target, f"{place}: translation", direction))
             self.check_lengths(len(tokens), len(target_ids[-1]), place)

@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 from transformers import LogitsProcessor, StoppingCriteria
 
-from ..errors import UserError, short_repr
 from ..models.decoder_cache import concat_rows
 
 
@@ -123,9 +122,6 @@ class EndPerSentence(PerSentence, LogitsProcessor):
         is_last = self.limits == input_ids.shape[1]  # the start token takes the place of the token to come
         if not is_last.any():
             return scores
-        if max(self.ends) >= scores.shape[1]:
-            value, reason = {"forced_eos_token_id": self.ends}, f"the vocabulary has {scores.shape[1]} tokens"
-            raise UserError(f"generate={short_repr(value)} was rejected by the model ({reason}).", field="generate")
         is_last = is_last.to(scores.device)
         forced = torch.full_like(scores, -torch.inf)
         forced[:, self.ends] = 0.0

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import torch
 
-from ..errors import UserError, short_repr
+from ..errors import UserError
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
@@ -15,18 +15,10 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        resolved = torch.device(device)
-        if resolved.type == "meta":
-            raise RuntimeError("it stores no values")
-        torch.empty(1, device=resolved)
+        torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        reason = "unknown type" if reason.startswith("Expected one of") else reason
-        available = ", ".join(["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))])
-        raise UserError(
-            f"device={short_repr(str(device))} cannot be used ({reason}). Available: {available}.", field="device"
-        ) from error
-    return resolved
+        raise UserError(f"{device} cannot be used: {str(error).splitlines()[0]}", field="device") from error
+    return torch.device(device)
 
 
 def keep_freed_memory() -> None:

@@ -18,7 +18,7 @@ from .._plain_text import ids_of_texts
 from ..data.languages import MOST_CODES, find_code, known_code, language_ids, list_names, same, unknown_language
 from ..data.records import Tokens
 from ..data.tokenizer_pair import TokenizerPair
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from .model_settings import ModelTask, setting
 
 
@@ -125,10 +125,7 @@ class Languages:
         if side == "source":  # longer codes may be those of a group of languages (`mul`, `ROMANCE`)
             known = [one for one in known if len(main_language(one)) == 2] or [code]
         if not known:
-            raise UserError(
-                f"{side}_lang={short_repr(code)} has no effect, because the files of this model name no languages.",
-                field=f"{side}_lang",
-            )
+            raise UserError(f"{code} has no effect: the model's files name no languages.", field=f"{side}_lang")
         if not any(main_language(code) == main_language(one) for one in known):
             raise unknown_language(f"{side}_lang", code, known)
 
@@ -201,11 +198,8 @@ class TokenLanguages(Languages):
 
     def require_target(self, direction: Direction) -> None:
         if direction.target is None and not direction.given:
-            raise UserError(
-                "This model translates into several languages. Set target_lang (tgt_lang, --target-lang) to one of "
-                f"{list_names(self.targets, MOST_CODES)}.",
-                field="target_lang",
-            )
+            known = list_names(self.targets, MOST_CODES)
+            raise UserError(f"missing (tgt_lang, --target-lang). Use one of {known}.", field="target_lang")
 
 
 class TagLanguages(Languages):

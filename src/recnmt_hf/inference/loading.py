@@ -46,11 +46,8 @@ def load_backend(
     path = folder_of_model(str(path))
     if is_export(path):
         if quantization or dtype:
-            raise UserError(
-                f"{'quantization' if quantization else 'dtype'} is not supported for the exported model {path}, whose "
-                "weights have a fixed type. Remove it, or run recnmt convert with another --quantization.",
-                field="quantization" if quantization else "dtype",
-            )
+            name = "quantization" if quantization else "dtype"
+            raise UserError(f"not supported for {path}: weights of an exported model have a fixed type.", field=name)
         with explained_loading(path):
             tokenizers = TokenizerPair.load(path)
         if read_export_settings(path).format == "onnx":
@@ -132,10 +129,7 @@ def missing_model_error(path: str) -> MissingFileError:
     """Return the error for a path without a model. It names the newest checkpoint of a run that is not finished."""
     folders = [file.parent for file in Path(path).glob("checkpoint-*/config.json") if file.parent.name[11:].isdigit()]
     if not path or not folders:
-        return MissingFileError(
-            f"{path!r} has no config.json. Pass the folder of a run or from save_pretrained, or a model id.",
-            field=path,
-        )
+        return MissingFileError(f"{path!r} has no config.json. Pass a model's folder or a model id.", field=path)
     newest = max(folders, key=lambda folder: int(folder.name[11:]))
     return MissingFileError(f"{path} is not a model's folder, but {newest} is.", field=path)
 

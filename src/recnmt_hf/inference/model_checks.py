@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -17,49 +17,31 @@ from ..errors import UserError
 COMPUTED = re.compile(r"(embed_positions\.weights?|position_ids|inv_freq|num_batches_tracked)$")
 
 
-def check_loading(model: PreTrainedModel, info: Mapping[str, Iterable[Any]]) -> None:
+def check_loading(model: PreTrainedModel, info: Mapping[str, Any]) -> None:
     """
     Raise `UserError` unless all weights of a model come from its files, and the files contain no others. `info` is the
     report of `from_pretrained(..., output_loading_info=True, ignore_mismatched_sizes=True)`, without computed and tied
-    parameters. Call this before the model moves to a device, which fails for weights without values.
+    parameters.
     """
-    shapes = [f"{name} {tuple(saved)} for {tuple(needed)}" for name, saved, needed in info["mismatched_keys"]]
     kinds: dict[str, Collection[str]] = {
-        "missing": {*info["missing_keys"], *missing_values(model)},
-        "of another shape": shapes,
+        "missing": info["missing_keys"],
+        "of another shape": [f"{name} {tuple(saved)} for {tuple(own)}" for name, saved, own in info["mismatched_keys"]],
         "unexpected": [name for name in info["unexpected_keys"] if not COMPUTED.search(name)],
     }
-    faults = [f"{kind}: {list_names(sorted(names))}" for kind, names in kinds.items() if names]
-    faults += [str(message).strip() for message in info.get("error_msgs") or []]
-    if faults:
-        raise UserError(
-            f"The weights in {model.name_or_path} do not match its config.json ({'; '.join(faults)}).",
-            field=model.name_or_path,
-        )
-
-
-def missing_values(model: PreTrainedModel) -> list[str]:
-    """Return the names of parameters on the meta device, unless they are offloaded."""
-    places = set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))
-    if places & {"cpu", "disk"}:
-        return []
-    return [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
+    if faults := [f"{kind}: {list_names(sorted(names))}" for kind, names in kinds.items() if names]:
+        raise UserError(f"its weights do not match its config.json ({'; '.join(faults)}).", field=model.name_or_path)
 
 
 @torch.no_grad()
 def check_weights(model: PreTrainedModel) -> None:
     """
-    Raise `UserError` if a parameter has no values, or is NaN or infinite, or a saved buffer has NaN (an infinite bias
-    forbids a token).
+    Raise `UserError` if a parameter is NaN or infinite, or a saved buffer has NaN (an infinite bias forbids a token).
     """
-    if empty := missing_values(model):
-        raise UserError(f"These weights have no values: {list_names(sorted(empty))}.")
-    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    saved = {name: tensor for name, tensor in model.state_dict().items() if name in buffers}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     checks: dict[str, torch.Tensor] = {}
-    for name, tensor in {**parameters, **saved}.items():
+    for name, tensor in model.state_dict().items():
         # Quantized and sharded weights are classes of their own that need not know these operations.
-        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type != "meta"
+        is_plain = type(tensor) is torch.Tensor and tensor.device.type != "meta"
         if is_plain and tensor.numel() and tensor.is_floating_point() and tensor.element_size() > 1:
             low, high = torch.aminmax(tensor)  # both are NaN if any is
             checks[name] = low.isfinite() & high.isfinite() if name in parameters else ~low.isnan()

@@ -57,11 +57,7 @@ def start_id(model: Any) -> int:
     for name in ("decoder_start_token_id", "bos_token_id"):
         if (start := setting(model, name)) is not None:
             return start
-    raise UserError(
-        "The model has no decoder_start_token_id, so its decoder cannot start. Set target_lang, or write the one "
-        "used in training into generation_config.json.",
-        field="decoder_start_token_id",
-    )
+    raise UserError("The model has no decoder_start_token_id in generation_config.json. Set it or target_lang.")
 
 
 def complete_token_ids(model: Any) -> None:

@@ -22,21 +22,20 @@ from .._values import (
     documented,
     option,
 )
-from ..errors import UserError, short_repr
+from ..errors import UserError
 
 
-# Arguments of `generate` that an option controls, with that option, and those that the translator sets.
-SET_BY_OPTIONS = {
+# Arguments of `generate` that the translator sets, with the option for those that an option controls.
+SET_BY_TRANSLATOR = {
     "num_beams": "beams",
     "num_return_sequences": "num_hypotheses",
     "length_penalty": "length_penalty and length_penalty_type",
     "max_length": "max_length_factor and max_length_extra",
     "max_new_tokens": "max_length_extra (with max_length_factor=0)",
     "output_attentions": "alignments",
-}
-NOT_SETTABLE = {
-    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "return_dict_in_generate"),
-    *("output_scores", "output_logits", "output_hidden_states", "prefill_chunk_size"),
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), ""),
+    **dict.fromkeys(("return_dict_in_generate", "output_scores", "output_logits", "output_hidden_states"), ""),
+    "prefill_chunk_size": "",
 }
 # transformers' names of options, in Python.
 ALIASES = {
@@ -47,11 +46,10 @@ ALIASES = {
 }
 # Options that divide texts. They have no effect where each line is a segment to score: in tests and validation.
 TEXT_OPTIONS = ("split_sentences", "source_lang", "target_lang", "source_prefix")
-# Types and ranges of settings that transformers or an engine checks late, with a traceback, or not at all.
+# Types and ranges of settings that transformers checks while it decodes, which may be after training, or not at all.
 _COUNT = (int | None, Range(least=0))
 GENERATE_VALUES: dict[str, tuple[Any, Range | None]] = {
     "do_sample": (bool, None),
-    "early_stopping": (bool | Literal["never"], None),
     "use_cache": (bool, None),
     "no_repeat_ngram_size": _COUNT,
     "min_length": _COUNT,
@@ -157,30 +155,13 @@ class DecodingOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        self.generate = check_generate(self.generate, self.beams)
-        samples = bool(self.generate.get("do_sample"))
-        if self.num_hypotheses > self.beams and not (samples and self.beams == 1):
-            raise UserError(
-                f"num_hypotheses={short_repr(self.num_hypotheses)} must not exceed beams={self.beams}.",
-                field="num_hypotheses",
-            )
-        if self.max_length_factor + self.max_length_extra <= 0:
-            raise UserError(
-                f"max_length_extra={short_repr(self.max_length_extra)} with max_length_factor=0 allows no token. Set "
-                "one of them above 0.",
-                field="max_length_extra",
-            )
         check_codes(self)
+        if self.generate or self.num_hypotheses > 1:
+            self.generate = check_generate(self.generate, self.beams, self.num_hypotheses)
         if self.alignments and self.on_long == "split":
             raise UserError(
-                "alignments=true is not supported with on_long=split, because each part has its own positions. Use "
-                "on_long=error, or split the sentences yourself.",
+                "alignments=true is not supported with on_long=split, because each part has its own positions.",
                 field="alignments",
-            )
-        if self.seed is not None and not samples:
-            raise UserError(
-                f"seed={short_repr(self.seed)} has no effect without sampling. Add --generate do_sample=true.",
-                field="seed",
             )
 
     def penalty(self) -> float:
@@ -247,43 +228,31 @@ def unknown_option(name: str, known: Iterable[str]) -> UserError:
     return UserError(f"There is no field {name}. {remedy}.", field=name)
 
 
-def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
+def check_generate(settings: Mapping[str, Any], beams: int, hypotheses: int) -> dict[str, Any]:
     """
     Return settings for `generate`, with integers written as 1e2 as `int`, and numbers written as 2 as `float`, which
     transformers demands. `UserError` for invalid ones.
     """
-    for name in settings:
-        place = f"generate.{name}"
-        if name in SET_BY_OPTIONS:
-            raise UserError(f"{place} is controlled by the option {SET_BY_OPTIONS[name]}.", field=place)
-        if name in NOT_SETTABLE:
-            raise UserError(f"{place} cannot be set, because the translator sets it.", field=place)
-        if name not in PYTHON_ARGUMENTS and name not in names_of_generate():
-            raise unknown_option(place, names_of_generate() - set(SET_BY_OPTIONS) - NOT_SETTABLE)
-    if not settings:
-        return {}
-    settings = dict(settings)
-    for name, (kind, allowed) in GENERATE_VALUES.items():
-        if name in settings:
-            value = check_value(f"generate.{name}", settings[name], kind, allowed)
-            settings[name] = float(value) if kind == float | None and value is not None else value
     from transformers import GenerationConfig
 
+    settings = dict(settings)
+    for name in settings:
+        if name in SET_BY_TRANSLATOR:
+            source = f"option {SET_BY_TRANSLATOR[name]}" if SET_BY_TRANSLATOR[name] else "translator"
+            raise UserError(f"generate.{name} is set by the {source}.", field=f"generate.{name}")
+        if name not in PYTHON_ARGUMENTS and name not in names_of_generate():
+            raise unknown_option(f"generate.{name}", names_of_generate() - set(SET_BY_TRANSLATOR))
+    for name in settings.keys() & GENERATE_VALUES.keys():
+        kind, allowed = GENERATE_VALUES[name]
+        value = check_value(f"generate.{name}", settings[name], kind, allowed)
+        settings[name] = float(value) if kind == float | None and value is not None else value
+    values = {name: value for name, value in settings.items() if name not in PYTHON_ARGUMENTS}
     try:
-        values = {name: value for name, value in settings.items() if name not in PYTHON_ARGUMENTS}
-        GenerationConfig(**values, num_beams=beams).validate(strict=True)
+        GenerationConfig(**values, num_beams=beams, num_return_sequences=hypotheses).validate(strict=True)
     except (ValueError, TypeError, AttributeError) as error:
-        raise rejected_settings(settings, "transformers", error) from error
+        field = "generate" if settings else "num_hypotheses"
+        raise UserError(f"{field}: {shorten(str(error))}.", field=field) from error
     return settings
-
-
-def rejected_settings(settings: Mapping[str, Any], engine: str, error: Exception, field: str = "generate") -> UserError:
-    """Return the error for settings of `generate`, or of the file `field`, that transformers or an engine rejects."""
-    lines = [line.strip("- ") for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].endswith(":"):
-        lines = lines[1:]
-    reason = shorten(lines[0] if lines else "")
-    return UserError(f"{field}={short_repr(dict(settings))} was rejected by {engine} ({reason}).", field=field)
 
 
 def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,11 +288,6 @@ def decoding_options(options: DecodingOptions | None, changes: Mapping[str, Any]
     Return options (`None`: the default ones) with changes, named as for [`convert_option_names`]. Single settings of
     `generate` are added to those of the options; `generate` itself replaces them.
     """
-    if not isinstance(options, DecodingOptions | None):
-        raise UserError(
-            f"options must be DecodingOptions, got {short_repr(type(options).__name__)}. Pass DecodingOptions(...), "
-            "or single options by name."
-        )
     converted = convert_option_names(changes)
     if options is None:
         return DecodingOptions(**converted)

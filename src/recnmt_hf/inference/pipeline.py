@@ -13,7 +13,7 @@ from .._values import options_of
 from ..data.records import ParsedSentence
 from ..data.tokenizer_pair import load_target_tokenizer
 from ..data.tree_inputs import Relations, tree_options
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from .languages import TASK_NAME
 from .loading import silence_loading_report
 from .model_checks import check_loading
@@ -126,23 +126,14 @@ class TranslationPipeline(Pipeline):
             elif keys == {*TREE_KEYS}:
                 sentence = ParsedSentence(*(sentence[key] for key in TREE_KEYS))
             else:
-                raise UserError(
-                    f"A sentence has the keys {short_repr(list(sentence))}. Pass text, or a mapping with text and "
-                    "optionally prefix. Models that read trees also accept tokens, heads and relations instead of "
-                    "text."
-                )
+                raise UserError(f"A sentence has the keys {list(sentence)}; it needs text or {TREE_KEYS}.")
         return {"requests": self.translator.codec.encode(sentence, decoding_options(None, kwargs), prefix)}
 
     def _forward(self, input_tensors: dict[str, Any], **kwargs: Any) -> Any:
         inputs = input_tensors["requests"]  # one, or those of a batch
         requests = inputs if isinstance(inputs, list) else [inputs]
-        options, codec = decoding_options(None, kwargs), self.translator.codec
-        rows = self.translator.search(requests, options, self.translated)
-        translations = [codec.decode(*pair, options) for pair in zip(requests, rows, strict=True)]
-        warnings = TranslationWarnings(self.tokenizer)
-        warnings.count_tokens([piece for request in requests for piece in request.pieces])
-        if not codec.is_summarizing(options):
-            warnings.check_lengths(translations, self.translated + 1)
+        options, warnings = decoding_options(None, kwargs), TranslationWarnings(self.tokenizer)
+        translations = self.translator.translate_requests(requests, options, warnings, self.translated + 1)
         warnings.log()
         self.translated += len(translations)
         return {"translations": translations if isinstance(inputs, list) else translations[0]}
@@ -164,16 +155,9 @@ class TranslationPipeline(Pipeline):
 
 def pipeline(task: str | None = None, model: Any = None, *args: Any, **kwargs: Any) -> Any:
     """
-    Create a pipeline as `transformers.pipeline` does, also by the names that transformers 4 had for translation.
-
-    Args:
-        task (`str`, *optional*): `"translation"`, or `"translation_xx_to_yy"` with the codes of source and target
-            language, gives a [`TranslationPipeline`]. Every other task is that of `transformers.pipeline`.
-        model (`str` or `PreTrainedModel`, *optional*): The model; there is no default one for translation.
-        *args, **kwargs: Passed on to `transformers.pipeline`.
-
-    Raises:
-        UserError: The model is missing or does not know a language, or the languages are given twice.
+    Create a pipeline as `transformers.pipeline` does, also by the names that transformers 4 had for translation:
+    `"translation"`, or `"translation_xx_to_yy"` with the codes of source and target language, gives a
+    [`TranslationPipeline`].
     """
     from transformers import pipeline as pipeline_of_transformers
 
@@ -181,10 +165,6 @@ def pipeline(task: str | None = None, model: Any = None, *args: Any, **kwargs: A
     pair = TASK_NAME.fullmatch(task or "")
     if pair is None and task not in ("translation", TASK):
         return create(task, model, *args, **kwargs)
-    if model is None:
-        raise UserError(
-            f"model is missing; the task {short_repr(task)} has no default. Pass a folder or a model id.", field="model"
-        )
     if pair is not None:
         if given := [name for name in LANGUAGE_KEYS if kwargs.get(name) is not None]:
             raise UserError(f"{given[0]} and task={task} set the same option.", field=given[0])

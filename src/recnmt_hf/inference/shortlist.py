@@ -6,25 +6,21 @@ tokens of its sources. The files are those of Marian's option `--shortlist`.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers.utils import logging
 
-from ..data.files import open_output
-from ..data.records import SourceText, TokenRows
+from ..data.records import TokenRows
 from ..data.text import read_lines
 from ..data.tokenizer_pair import TokenizerPair
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from ..models.kernels_cpu_matmuls import pack_weights, project
 from ..models.seq2seq_outputs import CACHE
-from .model_settings import end_ids
-from .options import DecodingOptions
 from .quantization import Int8Linear
 from .search import ModelRows
 
@@ -33,13 +29,6 @@ logger = logging.get_logger(__name__)
 
 # A warning reports lines of other vocabularies above this share.
 OTHER_SHARE = 0.1
-# Sentence pairs whose attention is read at a time.
-PAIRS_AT_A_TIME = 2000
-# Smallest share and largest number of translations of a source token that are written.
-SMALLEST_SHARE, MOST_TRANSLATIONS = 1e-4, 200
-
-if TYPE_CHECKING:
-    from .translator import Translator
 
 
 class Shortlist:
@@ -77,19 +66,13 @@ class Shortlist:
             except (IndexError, ValueError):
                 probability = math.nan
             if not 0 <= probability <= 1:
-                raise UserError(
-                    f"{short_repr(line)} is not a line of a shortlist. Write `target source probability`.", field=place
-                )
+                raise UserError("not a line of a shortlist: `target source probability`.", field=place)
             if source in source_ids and target in target_ids:
                 found[source_ids[source]].append((-probability, target_ids[target]))
             else:
                 others += 1
         if not found:
-            raise UserError(
-                f"{path} has no tokens of this model's vocabularies. Make it with `recnmt align --shortlist` for this "
-                "model.",
-                field=path,
-            )
+            raise UserError("none of its tokens is in the vocabularies of this model.", field=path)
         if others > OTHER_SHARE * number:
             logger.warning(
                 f"{others} of {number} lines of {path} have tokens that this model lacks, and are ignored; was it made "
@@ -145,65 +128,3 @@ def output_weight(head: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
 def has_linear_output(model: Any) -> bool:
     """Return whether the logits of a model are those of a linear layer over its decoder's states."""
     return hasattr(model, "model") and type(getattr(model, "lm_head", None)) in (nn.Linear, Int8Linear)
-
-
-def write_shortlist(
-    path: str | Path,
-    translator: Translator,
-    sources: Sequence[SourceText],
-    targets: Sequence[str],
-    options: DecodingOptions | None = None,
-    head: int | None = None,
-) -> int:
-    """
-    Write a shortlist from translated sentences: `target source probability`, where the probability is the share of the
-    target token in the attention that the source token receives, of one `head` or by default the mean of all. Return
-    the number of lines.
-    """
-    options = options or DecodingOptions()
-    source_ids, target_ids = translator.codec.encode_pairs(sources, targets, options)
-    own_controls = translator.codec.control_ids
-    controls = own_controls[0], own_controls[1] | end_ids(translator.model)
-    keys, weights = np.empty(0, np.int64), np.empty(0)
-    for start in range(0, len(source_ids), PAIRS_AT_A_TIME):
-        own, translated = (side[start : start + PAIRS_AT_A_TIME] for side in (source_ids, target_ids))
-        attentions = translator.attention(own, translated, options.alignment_layer, head, options.max_tokens)
-        rows = zip(own, translated, attentions, strict=True)
-        found = [token_pairs(source.ids, target.ids, weights, controls) for source, target, weights in rows]
-        keys, places = np.unique(np.concatenate([keys, *(one[0] for one in found)]), return_inverse=True)
-        weights = np.bincount(places, np.concatenate([weights, *(one[1] for one in found)]), len(keys)).astype(float)
-    first, second = keys >> 32, keys & (2**32 - 1)
-    shares = weights / np.bincount(first, weights)[first] if len(keys) else weights
-    source_names, target_names = (
-        {id: token for token, id in tokenizer.get_vocab().items()}
-        for tokenizer in (translator.tokenizer, translator.target_tokenizer)
-    )
-    lines: Counter[int] = Counter()
-    with open_output(path) as file:
-        for place in np.lexsort((-shares, first)):
-            source, share = int(first[place]), shares[place]
-            if share >= SMALLEST_SHARE and lines[source] < MOST_TRANSLATIONS:
-                lines[source] += 1
-                names = target_names[int(second[place])], source_names[source]
-                if spaced := [name for name in names if " " in name or name.splitlines() != [name]]:
-                    raise UserError(
-                        f"A shortlist cannot have the token {short_repr(spaced[0])}, which contains a space or ends a "
-                        "line."
-                    )
-                print(*names, f"{share:.6f}", file=file)
-    return lines.total()
-
-
-def token_pairs(
-    source: Sequence[int], target: Sequence[int], attention: np.ndarray, controls: tuple[Set[int], Set[int]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Return the pairs of tokens of a sentence pair, `source * 2**32 + target`, and their `attention` `(len(target),
-    len(source))`, both flat, without control tokens.
-    """
-    rows, columns = (
-        [place for place, id in enumerate(side) if id not in control]
-        for side, control in ((target, controls[1]), (source, controls[0]))
-    )
-    ids = np.array(source, np.int64)[None, columns] * 2**32 + np.array(target, np.int64)[rows, None]
-    return ids.reshape(-1), attention[np.ix_(rows, columns)].reshape(-1)

@@ -196,17 +196,30 @@ class Translator:
         while chunk := list(islice(pairs, options.buffer)):
             first = chunk[0][0]
             requests = [self.codec.encode(text, options, prefix, f"Sentence {n}") for n, (text, prefix) in chunk]
-            rows = self.search(requests, options, first - 1, scores)
-            found = [self.codec.decode(*pair, options) for pair in zip(requests, rows, strict=True)]
-            if trace is not None:
-                for number, pair in enumerate(zip(requests, rows, found, strict=True), start=first):
-                    trace(self.codec.trace(number, *pair))
-            counts.count_tokens([piece for request in requests for piece in request.pieces])
-            if warn_short and not self.codec.is_summarizing(options):
-                counts.check_lengths(found, first)
-            yield from found
+            yield from self.translate_requests(requests, options, counts, first, scores, warn_short, trace)
         if warnings is None:
             counts.log()
+
+    def translate_requests(
+        self,
+        requests: Sequence[Request],
+        options: DecodingOptions,
+        warnings: TranslationWarnings,
+        first: int = 1,
+        scores: bool = True,
+        warn_short: bool = True,
+        trace: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> list[Translation]:
+        """Translate encoded sentences; the arguments are as of [`translate`]."""
+        rows = self.search(requests, options, first - 1, scores)
+        found = [self.codec.decode(*pair, options) for pair in zip(requests, rows, strict=True)]
+        if trace is not None:
+            for number, pair in enumerate(zip(requests, rows, found, strict=True), start=first):
+                trace(self.codec.trace(number, *pair))
+        warnings.count_tokens([piece for request in requests for piece in request.pieces])
+        if warn_short and not self.codec.is_summarizing(options):
+            warnings.check_lengths(found, first)
+        return found
 
     def search(
         self, requests: Sequence[Request], options: DecodingOptions, offset: int = 0, scores: bool = True

@@ -14,15 +14,14 @@ import torch
 
 from ..._bounded_reading import read_small_text
 from ..._extras import packages_of_extra
-from ..._loading_errors import explained_loading
 from ...data.records import TokenRows
 from ...data.tokenizer_pair import TokenizerPair
-from ...errors import UserError, short_repr
+from ...errors import UserError
 from ...models.configuration_nmt_transformer import NMTTransformerConfig
 from ..model_settings import LengthLimits, end_ids, length_limits
-from ..options import DecodingOptions, reject_unsupported, rejected_settings, unusual_settings
-from .export_settings import damaged_export, read_export_settings
-from .protocol import SearchRequest, SearchResult, TranslatesOnly
+from ..options import DecodingOptions, reject_unsupported
+from .export_settings import read_export_settings
+from .protocol import SearchRequest, SearchResult, TranslatesOnly, noted_settings
 
 
 # Supported arguments of `generate`, with the engine's names for them; those of sampling, which need `do_sample`.
@@ -73,29 +72,24 @@ class CTranslate2Backend(TranslatesOnly):
         settings = read_export_settings(path)
         self.device, _, number = str(device or default_engine_device()).partition(":")
         self.device_index = int(number) if number.isdecimal() else 0
-        with explained_loading(path):
-            config = NMTTransformerConfig.from_dict(settings.config)
         self.model = SimpleNamespace(
-            config=config, generation_config=settings.generation_config, name_or_path=str(path)
+            config=NMTTransformerConfig.from_dict(settings.config),
+            generation_config=settings.generation_config,
+            name_or_path=str(path),
         )
         self.engine = self.load_engine()
         self.thread = threading.local()  # holds the engine that a thread samples with under its seed
         tokenizers.check(self.model, strict=check)
-        sizes = (("source", config.vocab_size), ("target", config.decoder_vocab_size))
-        self.source_symbols, self.target_symbols = (read_vocabulary(self.path, side, size) for side, size in sizes)
+        self.source_symbols, self.target_symbols = (read_vocabulary(self.path, side) for side in ("source", "target"))
         self.target_ids = {symbol: id for id, symbol in enumerate(self.target_symbols)}
 
     def load_engine(self) -> Any:
-        """Load the engine; `UserError` if the files are damaged, or CTranslate2 does not have the device."""
-        try:
-            return load_engine_package().Translator(
-                str(self.path),
-                device=self.device,
-                device_index=self.device_index,
-                intra_threads=torch.get_num_threads(),
-            )
-        except (RuntimeError, ValueError) as error:
-            raise damaged_export(self.path, str(error)) from error
+        return load_engine_package().Translator(
+            str(self.path),
+            device=self.device,
+            device_index=self.device_index,
+            intra_threads=torch.get_num_threads(),
+        )
 
     @property
     def limits(self) -> LengthLimits:
@@ -104,7 +98,7 @@ class CTranslate2Backend(TranslatesOnly):
     def search_batch(self, request: SearchRequest) -> SearchResult:
         options, penalty = request.options, float(request.options.penalty())
         prefixes = [[self.target_symbols[id] for id in prefix.ids] for prefix in request.prefixes]
-        try:
+        with noted_settings(options):
             results = getattr(self.thread, "engine", self.engine).translate_batch(
                 [[self.source_symbols[id] for id in source.ids] for source in request.sources],
                 target_prefix=prefixes if any(prefixes) else None,
@@ -117,14 +111,6 @@ class CTranslate2Backend(TranslatesOnly):
                 return_end_token=True,
                 **self.engine_arguments(options, max(request.max_lengths)),
             )
-        except UserError:
-            raise
-        except (IndexError, TypeError, ValueError) as error:
-            if options.generate:
-                raise rejected_settings(options.generate, "CTranslate2", error) from error
-            if own := unusual_settings(self.model.generation_config):
-                raise rejected_settings(own, "CTranslate2", error, "generation_config.json") from error
-            raise
         hypotheses = [pair for result in results for pair in zip(result.hypotheses, result.scores, strict=True)]
         return SearchResult(
             [[self.target_ids[symbol] for symbol in symbols] for symbols, _ in hypotheses],
@@ -147,9 +133,7 @@ class CTranslate2Backend(TranslatesOnly):
         settings = {name: value for name, value in settings.items() if value is not None}
         supported = ENGINE_ARGUMENTS | SAMPLING_ARGUMENTS
         if unsupported := sorted(set(settings) - {*supported, *FORBIDDING}):
-            raise UserError(
-                f"generate.{unsupported[0]} is not supported by CTranslate2.", field=f"generate.{unsupported[0]}"
-            )
+            raise UserError(f"generate.{unsupported[0]} is not supported by CTranslate2.")
         ends = [[end] for end in end_ids(self.model)]  # `generate` ignores them among the bad words
         forbidden = [ids for ids in settings.pop("bad_words_ids", []) if list(ids) not in ends]
         forbidden += [[id] for id in settings.pop("suppress_tokens", [])]
@@ -159,10 +143,7 @@ class CTranslate2Backend(TranslatesOnly):
             arguments["suppress_sequences"] = [[self.target_symbols[id] for id in ids] for ids in forbidden]
         if samples:
             if options.beams > 1:
-                raise UserError(
-                    f"beams={short_repr(options.beams)} is not supported when CTranslate2 samples. Use --beams 1.",
-                    field="beams",
-                )
+                raise UserError("CTranslate2 samples without beams only. Use --beams 1.", field="beams")
             arguments.setdefault("sampling_topk", ALL_SYMBOLS)
         return arguments
 
@@ -193,12 +174,7 @@ class CTranslate2Backend(TranslatesOnly):
         return [list(result.log_probs)[: len(target)] for result, target in zip(results, targets, strict=True)]
 
 
-def read_vocabulary(path: Path, side: str, size: int) -> list[str]:
-    """Read the engine's symbols of one side; `UserError` unless there is one for each row of the embedding."""
-    for name in (f"{side}_vocabulary.json", "shared_vocabulary.json"):
-        if (path / name).is_file():
-            symbols = json.loads(read_small_text(path / name))
-            if len(symbols) != size:
-                raise damaged_export(path / name, f"{len(symbols)} symbols for {size} rows of the embedding")
-            return symbols
-    raise damaged_export(path / f"{side}_vocabulary.json", "the file is missing")
+def read_vocabulary(path: Path, side: str) -> list[str]:
+    """Read the engine's symbols of one side."""
+    own, shared = path / f"{side}_vocabulary.json", path / "shared_vocabulary.json"
+    return json.loads(read_small_text(own if own.is_file() else shared))

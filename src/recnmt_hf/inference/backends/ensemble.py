@@ -29,8 +29,8 @@ from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..model_settings import LengthLimits, end_ids, setting
 from ..options import DecodingOptions, reject_unsupported
 from ..search import BeamSearch, GreedySearch, ModelRows, search_all
-from .protocol import Backend, SearchRequest, SearchResult, TranslatesOnly
-from .torch_model import TorchBackend, eval_mode, noted_settings, start_ids
+from .protocol import Backend, SearchRequest, SearchResult, TranslatesOnly, noted_settings
+from .torch_model import TorchBackend, eval_mode, start_ids
 
 
 # Supported arguments of `generate` besides early_stopping, with their processors, in the order of `generate`.
@@ -136,9 +136,7 @@ class EnsembleBackend(TranslatesOnly):
         settings.pop("early_stopping", None)
         settings = {name: value for name, value in settings.items() if value or name == "forced_bos_token_id"}
         if unsupported := sorted(set(settings) - set(PROCESSORS)):
-            raise UserError(
-                f"generate.{unsupported[0]} is not supported by an ensemble.", field=f"generate.{unsupported[0]}"
-            )
+            raise UserError(f"generate.{unsupported[0]} is not supported by an ensemble.")
         reject_unsupported(self.model.generation_config, "an ensemble")
         ends = torch.tensor(sorted(end_ids(self.model)), device=self.model.device)
         return LogitsProcessorList(
@@ -158,11 +156,7 @@ def check_compatible(members: Sequence[Backend]) -> None:
             known, first = expected.setdefault(name, (value, member))
             if value != known:
                 names = (backend.model.name_or_path for backend in (member, first))
-                raise UserError(
-                    f"The models {' and '.join(names)} differ in {name}, but an ensemble must predict the same "
-                    "tokens. Use models trained with the same tokenizers (tokenizer.source or model.init_from).",
-                    field=" and ".join(names),
-                )
+                raise UserError(f"{' and '.join(names)} differ in {name}, so they cannot be an ensemble.")
 
 
 def shared_settings(backend: Backend) -> dict[str, Any]:

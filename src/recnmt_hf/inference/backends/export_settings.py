@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from transformers import GenerationConfig
 
 from ..._bounded_reading import read_small_text
-from ..._loading_errors import shorten
 from ...errors import UserError
 
 
@@ -35,14 +34,7 @@ def read_export_settings(path: str | Path) -> ExportSettings:
     file = Path(path) / ENGINE_SETTINGS
     try:
         settings = json.loads(read_small_text(file))
-        if not isinstance(settings["config"], dict) or "model_type" not in settings["config"]:
-            raise ValueError("config is not that of a model")
         generation_config = GenerationConfig.from_dict(settings["generation_config"])
-        return ExportSettings(str(settings["format"]), settings["config"], generation_config)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise damaged_export(file, str(error)) from error
-
-
-def damaged_export(path: Path, reason: str) -> UserError:
-    """Return the error for files of an exported model that cannot be read."""
-    return UserError(f"{path} cannot be loaded ({shorten(reason)}).", field=path)
+        return ExportSettings(settings["format"], settings["config"], generation_config)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} is damaged ({error}).", field=file) from error

@@ -11,12 +11,11 @@ from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoConfig, Gen
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ..._extras import packages_of_extra
-from ..._loading_errors import explained_loading
 from ...errors import UserError, short_repr
 from ...models.decoder_cache import spread_over_beams
 from ...models.seq2seq_outputs import CACHE, takes_cache
 from ..devices import resolve_device
-from .export_settings import damaged_export, read_export_settings
+from .export_settings import read_export_settings
 from .protocol import TranslatesOnly
 from .torch_model import TorchBackend
 
@@ -124,9 +123,7 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         runtime = load_onnx_runtime()
         path = Path(path)
         settings = read_export_settings(path)
-        with explained_loading(path):
-            config = AutoConfig.for_model(**settings.config)
-        super().__init__(config)
+        super().__init__(AutoConfig.for_model(**settings.config))
         self.generation_config = settings.generation_config
         self.name_or_path = str(path)
         self.place = resolve_provider_device(runtime, device)
@@ -137,11 +134,7 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
             providers.insert(0, (PROVIDERS["cuda"], {"device_id": self.place.index or 0}))
         self.sessions, self.output_names = {}, {}
         for name in GRAPHS:
-            try:
-                session = runtime.InferenceSession(str(path / name), options, providers=providers)
-            except Exception as error:  # classes of its own, without a common one
-                raise damaged_export(path / name, str(error)) from error
-            self.sessions[name] = session
+            session = self.sessions[name] = runtime.InferenceSession(str(path / name), options, providers=providers)
             self.output_names[name] = [output.name for output in session.get_outputs()]
         self.encoder = OnnxEncoder(self)
 

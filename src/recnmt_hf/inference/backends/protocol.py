@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -86,10 +86,7 @@ class TranslatesOnly:
 
     def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
         if requests[0].options.shortlist is not None:
-            raise UserError(
-                f"shortlist is not supported by a model that is {self.kind}. Use a model in PyTorch, or omit it.",
-                field="shortlist",
-            )
+            raise UserError(f"not supported by a model that is {self.kind}.", field="shortlist")
         return [self.search_batch(request) for request in requests]
 
     def search_batch(self, request: SearchRequest) -> SearchResult:
@@ -97,13 +94,21 @@ class TranslatesOnly:
         raise NotImplementedError
 
     def inspected_model(self) -> NoReturn:
-        raise UserError(
-            f"{self.model.name_or_path} is {self.kind}, which gives no alignments or attention.",
-            field=self.model.name_or_path,
-        )
+        raise UserError(f"{self.model.name_or_path} is {self.kind}, which gives no alignments or attention.")
 
     def encode(self, sources: TokenRows) -> NoReturn:
         self.inspected_model()
 
     def attention(self, sources: TokenRows, targets: TokenRows) -> NoReturn:
         self.inspected_model()
+
+
+@contextmanager
+def noted_settings(options: DecodingOptions) -> Iterator[None]:
+    """Add the user's settings of `generate` to errors of decoding, which often come from them."""
+    try:
+        yield
+    except Exception as error:
+        if options.generate:
+            error.add_note(f"Decoding with generate={options.generate}")
+        raise

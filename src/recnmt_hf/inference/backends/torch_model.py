@@ -37,7 +37,7 @@ from ..options import PYTHON_ARGUMENTS, DecodingOptions
 from ..search import ModelRows, search_all, start_search
 from ..seeded_draws import SeededDraws
 from ..shortlist import Shortlist, ShortlistRows, has_linear_output
-from .protocol import EncodedSources, SearchRequest, SearchResult
+from .protocol import EncodedSources, SearchRequest, SearchResult, noted_settings
 
 
 # Logits that scoring computes at a time (32 MiB in float32); those of a whole batch can take gigabytes.
@@ -63,17 +63,6 @@ BATCHWISE_SETTINGS = {
 _lock = threading.Lock()
 # Modules to restore to training mode, with the number of blocks that still need them in evaluation mode.
 _users: dict[nn.Module, int] = {}
-
-
-@contextmanager
-def noted_settings(options: DecodingOptions) -> Iterator[None]:
-    """Add the user's settings of `generate` to errors of decoding, which often come from them."""
-    try:
-        yield
-    except Exception as error:
-        if options.generate:
-            error.add_note(f"Decoding with generate={options.generate}")
-        raise
 
 
 @contextmanager
@@ -144,9 +133,7 @@ class TorchBackend:
         with eval_mode(self.model), noted_settings(options):
             if not can_drop_finished(settings, options, self.model.generation_config):
                 if options.shortlist is not None:
-                    raise UserError(
-                        "shortlist cannot be combined with sampling or settings of generate.", field="shortlist"
-                    )
+                    raise UserError("not supported with sampling or settings of generate.", field="shortlist")
                 return [SearchResult(generate(request)[:, 1:].tolist()) for request in requests]
             starts = (partial(start_search, rows_class=self.rows_class(request)) for request in requests)
             found = iter(search_all(map(generate, requests, starts), options.max_tokens))
@@ -190,15 +177,12 @@ class TorchBackend:
         if options.shortlist is None:
             return ModelRows
         if not has_linear_output(self.model):
-            raise UserError(
-                f"{type(self.model).__name__} does not support shortlists: its output layer is not linear.",
-                field=type(self.model).__name__,
-            )
-        key = options.shortlist, options.shortlist_first, options.shortlist_best, version_of(options.shortlist)
+            raise UserError(f"the output layer of {type(self.model).__name__} is not linear.", field="shortlist")
+        arguments, state = (options.shortlist_first, options.shortlist_best), os.stat(options.shortlist)
+        key = options.shortlist, arguments, state.st_mtime_ns, state.st_size
         last = self.shortlist  # once, since threads may share a model
         if last is None or last[0] != key:
-            path, first, best, _ = key
-            last = self.shortlist = key, Shortlist.read(path, self.tokenizers, first, best)
+            last = self.shortlist = key, Shortlist.read(options.shortlist, self.tokenizers, *arguments)
         return partial(ShortlistRows, tokens=last[1].tokens(request.sources, request.prefixes))
 
     def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
@@ -209,9 +193,11 @@ class TorchBackend:
                 log_probs = chosen_log_probs(self.model(**inputs, use_cache=False).logits, labels)
             else:
                 states = self.model.model(**inputs, use_cache=False).last_hidden_state
-                size = max(LOGITS_AT_A_TIME // self.model.lm_head.out_features, 1)
-                parts = zip(states.flatten(0, 1).split(size), labels.flatten().split(size), strict=True)
-                found = [chosen_log_probs(output_logits(self.model, own), ids) for own, ids in parts]
+                head, bias = self.model.lm_head, getattr(self.model, "final_logits_bias", None)
+                size, found = max(LOGITS_AT_A_TIME // head.out_features, 1), []
+                for own, ids in zip(states.flatten(0, 1).split(size), labels.flatten().split(size), strict=True):
+                    logits = project(head, own)
+                    found.append(chosen_log_probs(logits if bias is None else logits + bias, ids))
                 log_probs = torch.cat(found).view(labels.shape)
         return [row[: len(target)] for row, target in zip(log_probs.tolist(), targets, strict=True)]
 
@@ -221,23 +207,20 @@ class TorchBackend:
         attentions: Any = None
         if not self.returns_no_attention:
             attentions = self.decoder_attention(self.model, encoded, targets)
-        if not has_attention(attentions) and hasattr(self.model, "set_attn_implementation"):
+        if (not attentions or attentions[0] is None) and hasattr(self.model, "set_attn_implementation"):
             self.returns_no_attention = True
             attentions = self.decoder_attention(eager_copy(self.model), encoded, targets)
-        if not has_attention(attentions):
-            attends_words = getattr(self.model.config, "attends_source_words", True)
-            raise UserError(
-                "The model returns no attention. Load it with attn_implementation='eager'."
-                if attends_words
-                else "The model's decoder does not attend to source words."
-            )
+        if not attentions or attentions[0] is None:
+            raise UserError("The model returns no attention to source words.")
         return attentions
 
     def decoder_attention(self, model: Any, encoded: EncodedSources, targets: TokenRows) -> Any:
         """Return the cross-attentions that a model returns for encoded sources; those of fast kernels are `None`."""
+        parameter = inspect.signature(model.base_model.forward).parameters.get("input_ids")
+        needs_sources = parameter is not None and parameter.default is inspect.Parameter.empty  # as FSMT does
         with eval_mode(model):
             return model.base_model(  # without logits of the whole vocabulary
-                **({"input_ids": encoded.input_ids} if requires_sources(model.base_model) else {}),
+                **({"input_ids": encoded.input_ids} if needs_sources else {}),
                 encoder_outputs=encoded.output,
                 attention_mask=encoded.attention_mask,
                 decoder_input_ids=shift_right(model, self.pad_targets(targets), targets),
@@ -277,12 +260,6 @@ class TorchBackend:
         return pad_rows([row.ids for row in targets], self.tokenizers.target.pad_token_id, self.model.device)[0]
 
 
-def output_logits(model: Any, states: torch.Tensor) -> torch.Tensor:
-    """Return the logits of a model that [`has_linear_output`] for its decoder's states."""
-    logits, bias = project(model.lm_head, states), getattr(model, "final_logits_bias", None)
-    return logits if bias is None else logits + bias
-
-
 def chosen_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the log-probability of each label, `(..)`, in at least float32; `logits` are `(.., vocab_size)`."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -300,26 +277,6 @@ def shift_right(model: PreTrainedModel, labels: torch.Tensor, targets: TokenRows
 def start_ids(model: Any, targets: TokenRows) -> list[int]:
     """Return the first input of the decoder for each translation."""
     return [start_id(model) if row.start is None else row.start for row in targets]
-
-
-def requires_sources(model: Any) -> bool:
-    """Return whether a model needs the ids of the sources beside the encoder's output, as FSMT does."""
-    parameter = inspect.signature(model.forward).parameters.get("input_ids")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
-
-
-def version_of(path: str) -> tuple[int, int] | None:
-    """Return modification time and size of a file; `None` if it does not exist."""
-    try:
-        state = os.stat(path)
-    except OSError:
-        return None
-    return state.st_mtime_ns, state.st_size
-
-
-def has_attention(attentions: Any) -> bool:
-    """Return whether a model returned its attentions."""
-    return bool(attentions) and attentions[0] is not None
 
 
 def eager_copy(model: Any) -> Any:
