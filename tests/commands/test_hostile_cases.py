@@ -187,7 +187,7 @@ class Echo:
     def __init__(self, seen):
         self.seen = seen
 
-    def translate(self, sentences, options, prefixes=None, scores=True, first=1):
+    def translate(self, sentences, options, prefixes=None, scores=True, first=1, trace=None):
         from recnmt_hf.inference.translator import Hypothesis, Translation
 
         for sentence in sentences:

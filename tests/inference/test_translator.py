@@ -389,7 +389,7 @@ def test_unknown_tokens_are_reported_once(translator, sentences, caplog):
     assert "of the source tokens are unknown to the tokenizer" in caplog.text
 
 
-@pytest.mark.parametrize("wrong", [5, None, ["a"]])
+@pytest.mark.parametrize("wrong", [5, None, ["a"], "b \ud800"], ids=repr)
 def test_sentences_must_be_text(translator, wrong):
     with rejects(field="Sentence 2"):
         translator(["a", wrong])

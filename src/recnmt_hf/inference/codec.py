@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +23,9 @@ from .model_settings import ModelTask, end_ids, start_id
 from .options import DecodingOptions
 from .results import Hypothesis, Row, Translation
 from .splitting import join_pieces, split_sentences, split_text
+
+
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass
@@ -184,7 +188,7 @@ class Codec:
         direction, source = direction or self.direction(), Sentence.of(sentence)
         if source.tree is not None and self.reads_trees:
             if self.trees is None:
-                raise UserError("relations.json, which lists the relations of dependency trees, is missing.")
+                raise UserError(f"relations.json of {self.model.name_or_path}, a model that reads trees, is missing.")
             return self.trees([source.tree])[0]
         ids = encode_text(self.tokenizers.source, direction.instruction + source.text, direction.frame is None)
         return Tokens(self.enclose(ids, direction))
@@ -216,7 +220,7 @@ class Codec:
             ends = end_ids(self.model).union(direction.frame[1] if direction.frame else ())
             return [(separator, tokens.truncated(limit, ends))]
         if options.on_long != "split":
-            length = f"{len(tokens)} tokens, of at most {limit}: {short_repr(sentence.text)}"
+            length = f"{place} has {len(tokens)} tokens, of at most {limit}: {short_repr(sentence.text)}"
             raise UserError(f"{length}. Shorten it, or set on_long (--on-long) to split or truncate.", field=place)
         encode = partial(self.encode_source, direction=direction)
         texts = split_text(sentence.text.strip(), limit, lambda part: len(encode(part)), separator)
@@ -412,9 +416,9 @@ def named_ids(tokenizer: Any, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def check_text(sentence: object, place: str) -> None:
-    """Raise `UserError` unless a sentence is text; `place` is its name in the message."""
-    if not isinstance(sentence, str):
-        raise UserError(f"{place} is {short_repr(sentence)}.", field=place)
+    """Raise `UserError` unless a sentence is text that UTF-8 can encode; `place` is its name in the message."""
+    if not isinstance(sentence, str) or SURROGATE.search(sentence):
+        raise UserError(f"{short_repr(sentence)} is not text.", field=place)
 
 
 def refuse_text(**values: Any) -> None:
