@@ -3,13 +3,13 @@
 Write the results of a comparison of models from their evidence: the sections of the README, the cards and the page
 between `<!-- results: NAME SECTION -->` and `<!-- end -->`, a CSV file, and the plots if a document has their section.
 
-    python scripts/results.py                                  # with the stored chrF and significance
-    python scripts/results.py --references data/multi30k       # computes and stores both
+    python scripts/results.py                                  # with the stored scores and gains
+    python scripts/results.py --references data/multi30k       # computes and stores those that are missing
 
 The folder `model_cards/evidence/NAME` has a subfolder ROW-SEED for each run with `evidence.json` and `translations/` of
 its model, and optionally the file `speed.json` that `scripts/benchmarks/table_speed.py` writes. The rows are those of
 `scripts/recipes/rows/NAME.yaml`; the first one is the baseline. `NAME_papers.yaml` beside it says where the papers'
-figures for the rows are.
+figures for the rows are, and which rows have a verdict.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from statistics import mean, median, stdev
 from typing import Any
 
 
-sys.path.append(str(Path(__file__).resolve().parent / "experiments"))
+sys.path += [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent / "experiments")]
+from measures import gain_of, marks_of, scores_of
 from sweep import read_rows
 
 from recnmt_hf.analysis.plots import check_picture, labelled_points
@@ -38,8 +39,7 @@ from recnmt_hf.data.text import read_lines
 from recnmt_hf.errors import MissingFileError, UserError, short_repr
 from recnmt_hf.families import FAMILIES, PaperTable
 from recnmt_hf.hub.card import describe_decoding, markdown_table, number
-from recnmt_hf.metrics.bleu import chrf_score, sacrebleu_score
-from recnmt_hf.metrics.significance import compare_runs, holm
+from recnmt_hf.metrics.significance import holm
 from recnmt_hf.training.evidence import EVIDENCE, Evidence, TestScore, sum_of_lines
 from recnmt_hf.training.recipe_yaml import read_yaml
 
@@ -53,6 +53,12 @@ FIRST_STAGE = "first_stage_tokens_per_second"  # of rows with two stages
 SPEED_SETTINGS = ("beams", "batch", "max_tokens", "sentences")
 PLACE = re.compile(r"(<!-- results: (\w+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TOLERANCE = 1e-6  # of BLEU
+# Settings that the rows of a fair table share; the column "recipe" names the others.
+SHARED = (
+    ("model", "dropout", "dropout"),
+    ("model", "readout_dropout", "read-out dropout"),
+    ("training", "max_grad_norm", "clipping"),
+)
 
 
 @dataclass
@@ -88,9 +94,9 @@ class Row:
     name: str
     runs: list[Run]
     speeds: dict[str, dict[str, Any]] = field(default_factory=dict)  # what `table_speed.py` measured, by hardware
-    chrf: dict[str, list[float]] = field(default_factory=dict)  # by test set, one for each run
-    p_values: dict[str, float] = field(default_factory=dict)  # by test set, not corrected
-    corrected: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by test set, one for each run
+    gains: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)  # over a row, on a test set
+    corrected: dict[str, float] = field(default_factory=dict)  # p-values against the first row
 
     @property
     def evidence(self) -> Evidence:
@@ -102,6 +108,9 @@ class Row:
 
     def bleu(self, test: str) -> list[float]:
         return [run.test(test).scores["bleu"] for run in self.runs]
+
+    def score(self, name: str, test: str) -> list[float]:
+        return [scores[name] for scores in self.scores.get(test, [])]
 
     def hours(self) -> dict[str, list[float]]:
         """Return the hours of the runs by the hardware that trained them."""
@@ -123,6 +132,15 @@ class Claim:
     baseline: str  # the row that the paper compares it with
     system: str  # its name in the paper's tables
     tables: Sequence[PaperTable]
+    family: str
+    control: str | None  # a row without the mechanism that the paper holds to be the cause
+    has_verdict: bool
+
+    def gains(self) -> list[float]:
+        """Return the paper's differences to its baseline, on translation at the sizes below big."""
+        tables = [table for table in self.tables if "BLEU" in table.task.metric and table.size != "big"]
+        found = [table.differences(row) for table in tables if (row := table.row(self.system))]
+        return list(chain(*dict.fromkeys(found)))
 
     def text(self) -> str:
         """Return the paper's scores of translation at the sizes below big, beside those of its baseline."""
@@ -175,17 +193,14 @@ def read_speeds(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def read_scores(path: Path) -> dict[str, Any]:
-    """Return the stored chrF and p-values, as [`measure`] returns them."""
+    """Return the stored scores of runs and gains of rows, as [`measure`] returns them."""
     stored = read_json(path, {})
-    for section, entries in (
-        ("chrf", ("score", "signature", "sha256")),
-        ("p_values", ("p_value", "samples", "sha256")),
-    ):
+    for section in ("runs", "gains"):
         check_entry(path, stored.setdefault(section, {}))
         for tests in stored[section].values():
             check_entry(path, tests)
             for entry in tests.values():
-                check_entry(path, entry, *entries)
+                check_entry(path, entry, "sha256")
     return stored
 
 
@@ -296,8 +311,16 @@ def read_claims(path: Path, names: Sequence[str]) -> list[Claim]:
     for row, entry in content.items():
         check_entry(path, entry, "family")
         baseline, family = entry.get("baseline", names[0]), FAMILIES.get(entry["family"])
-        claim = Claim(row, baseline, entry.get("system", row), family.tables if family else ())
-        if not {row, baseline} <= set(names) or not claim.text():
+        claim = Claim(
+            row,
+            baseline,
+            entry.get("system", row),
+            family.tables if family else (),
+            entry["family"],
+            entry.get("control"),
+            entry.get("verdict", False),
+        )
+        if not {row, baseline, claim.control or row} <= set(names) or not claim.text():
             raise UserError(
                 f"{short_repr(row)} or its baseline is not a row of the comparison, or the papers' tables of its "
                 "family have no BLEU for this system.",
@@ -312,7 +335,7 @@ def test_names(rows: Sequence[Row]) -> list[str]:
     return [test.name for test in rows[0].evidence.tests]
 
 
-# -- chrF and significance ---------------------------------------------------------------------------------------------
+# -- scores and gains --------------------------------------------------------------------------------------------------
 
 
 def shared_runs(baseline: Row, row: Row) -> list[tuple[Run, Run]]:
@@ -350,57 +373,78 @@ def read_references(folder: Path, test: TestScore) -> list[list[str]]:
     return references
 
 
-def measure(rows: Sequence[Row], folder: Path, samples: int) -> dict[str, Any]:
-    """Return chrF of all runs, and p-values of all rows against the first one, as [`SCORES`] stores them."""
-    chrf: dict[str, Any] = {}
-    p_values: dict[str, Any] = {}
+def compared_rows(rows: Sequence[Row], claims: Sequence[Claim]) -> list[tuple[Row, Row]]:
+    """Return the pairs of rows that are compared, the baseline first: the first row, and those that claims name."""
+    by_name = {row.name: row for row in rows}
+    names = [(rows[0].name, row.name) for row in rows[1:]]
+    names += [(other, claim.row) for claim in claims for other in (claim.baseline, claim.control) if other]
+    return [(by_name[a], by_name[b]) for a, b in dict.fromkeys(names) if a in by_name and b in by_name and a != b]
+
+
+def measure(
+    rows: Sequence[Row], claims: Sequence[Claim], folder: Path, samples: int, stored: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the scores of all runs and the gains of compared rows, as [`SCORES`] stores them; keep what is there."""
+    runs: dict[str, Any] = {}
+    gains: dict[str, Any] = {}
     for test in test_names(rows):
         first_run = rows[0].runs[0].test(test)
         references = read_references(folder, first_run)
         tokenizer = next(iter(re.findall(r"\btok:([\w-]+)", first_run.signature)), None)
         for run in (run for row in rows for run in row.runs):
-            texts, stored = run.translations(test), run.test(test)
-            bleu = sacrebleu_score(texts, references, tokenize=tokenizer)
-            if bleu.signature == stored.signature and abs(bleu.score - stored.scores["bleu"]) > TOLERANCE:
+            texts, own = run.translations(test), run.test(test)
+            entry = stored["runs"].get(run.folder.name, {}).get(test, {})
+            if entry.get("sha256") != (checksum := sum_of_lines(texts)):
+                entry = {**scores_of(texts, references, tokenizer), "sha256": checksum}
+            bleu, same = entry["bleu"], entry["signatures"]["BLEU"] == own.signature
+            if same and abs(bleu - own.scores["bleu"]) > TOLERANCE:
                 raise UserError(
-                    f"{run.folder} has BLEU {stored.scores['bleu']} on {test}, but its translations have {bleu.score}.",
+                    f"{run.folder} has BLEU {own.scores['bleu']} on {test}, but its translations have {bleu}.",
                     field=run.folder,
                 )
-            score = chrf_score(texts, references)
-            own = {"score": score.score, "signature": score.signature, "sha256": sum_of_lines(texts)}
-            chrf.setdefault(run.folder.name, {})[test] = own
-        for row in rows[1:]:
-            if pairs := shared_runs(rows[0], row):
-                first, second = ([run.translations(test) for run in side] for side in zip(*pairs, strict=True))
-                p_value = compare_runs(first, second, references, samples, tokenize=tokenizer)
-                own = {"p_value": p_value, "samples": samples, "sha256": sum_of_pairs(pairs, test)}
-                p_values.setdefault(row.name, {})[test] = own
-    return {"chrf": chrf, "p_values": p_values}
+            runs.setdefault(run.folder.name, {})[test] = entry
+        for baseline, row in compared_rows(rows, claims):
+            if pairs := shared_runs(baseline, row):
+                key, checksum = f"{row.name} over {baseline.name}", sum_of_pairs(pairs, test)
+                entry = stored["gains"].get(key, {}).get(test, {})
+                if entry.get("sha256") != checksum or entry["samples"] != samples:
+                    first, second = ([run.translations(test) for run in side] for side in zip(*pairs, strict=True))
+                    entry = {**gain_of(first, second, references, samples, tokenizer), "sha256": checksum}
+                gains.setdefault(key, {})[test] = entry
+    return {"runs": runs, "gains": gains}
 
 
-def add_stored(rows: Sequence[Row], stored: Mapping[str, Any]) -> list[str]:
-    """Add stored chrF and p-values to rows, unless they belong to other translations; return what is missing."""
+def add_stored(rows: Sequence[Row], claims: Sequence[Claim], stored: Mapping[str, Any]) -> list[str]:
+    """Add stored scores and gains to rows, unless they belong to other translations; return what is missing."""
     missing = []
     for test in test_names(rows):
         for row in rows:
-            own = [stored["chrf"].get(run.folder.name, {}).get(test, {}) for run in row.runs]
-            sums = [sum_of_lines(run.translations(test)) for run in row.runs]
-            if [entry.get("sha256") for entry in own] == sums:
-                row.chrf[test] = [entry["score"] for entry in own]
+            own = [stored["runs"].get(run.folder.name, {}).get(test, {}) for run in row.runs]
+            if [entry.get("sha256") for entry in own] == [sum_of_lines(run.translations(test)) for run in row.runs]:
+                row.scores[test] = own
             else:
-                missing.append(f"chrF of {row.name} on {test}")
-        for row in rows[1:]:
-            if pairs := shared_runs(rows[0], row):
-                entry = stored["p_values"].get(row.name, {}).get(test, {})
+                missing.append(f"scores of {row.name} on {test}")
+        for baseline, row in compared_rows(rows, claims):
+            if pairs := shared_runs(baseline, row):
+                entry = stored["gains"].get(f"{row.name} over {baseline.name}", {}).get(test, {})
                 if entry.get("sha256") == sum_of_pairs(pairs, test):
-                    row.p_values[test] = entry["p_value"]
+                    row.gains[baseline.name, test] = entry
                 else:
-                    missing.append(f"significance of {row.name} on {test}")
-    for test in test_names(rows):
-        compared = [row for row in rows if test in row.p_values]
-        for row, value in zip(compared, holm([row.p_values[test] for row in compared]), strict=True):
+                    missing.append(f"gain of {row.name} over {baseline.name} on {test}")
+        compared = [row for row in rows[1:] if (rows[0].name, test) in row.gains]
+        p_values = [row.gains[rows[0].name, test]["p_value"] for row in compared]
+        for row, value in zip(compared, holm(p_values), strict=True):
             row.corrected[test] = value
     return missing
+
+
+def marks(row: Row, baseline: Row, test: str) -> list[str]:
+    """Return the marks of a row's gain over another one: what BLEU alone does not say."""
+    entry, chrf, ter = row.gains.get((baseline.name, test)), [], []
+    for ours, other in ((row, 1), (baseline, -1)):
+        chrf.append(other * mean(ours.score("chrf", test) or [0.0]))
+        ter.append(other * mean(ours.score("ter", test) or [0.0]))
+    return marks_of(entry, sum(chrf), sum(ter)) if entry else []
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -444,8 +488,12 @@ def cells_of(row: Row, rows: Sequence[Row]) -> dict[str, str]:
     cells["parameters"] = f"{row.evidence.model['parameters'] / 1e6:.2f}M"
     for test in tests:
         cells[f"BLEU {test}"] = text_of(row.bleu(test))
-        cells[f"chrF {test}"] = text_of(row.chrf.get(test, []))
+        cells[f"length {test}"] = text_of(row.score("length_ratio", test)).partition(" ")[0]
+        cells[f"chrF {test}"] = text_of(row.score("chrf", test))
+        cells[f"TER {test}"] = text_of(row.score("ter", test), 1)
         cells[f"p {test}"] = p_text(row.corrected.get(test))
+        cells[f"mark {test}"] = ", ".join(marks(row, rows[0], test))
+    cells["recipe"] = differing_settings(row, rows[0])
     cells["validation loss"] = text_of([run.evaluations()[-1]["eval_loss"] for run in row.runs], 3)
     for title, digits, values in (
         ("training hours", 2, Row.hours),
@@ -458,6 +506,18 @@ def cells_of(row: Row, rows: Sequence[Row]) -> dict[str, str]:
             head = title if len(names) == 1 else f"{title}, {name}"
             cells[head] = text_of(values(row).get(name, []), digits)
     return cells
+
+
+def differing_settings(row: Row, first: Row) -> str:
+    """Return the settings of training and regularization that a row does not share with the first one."""
+    texts = []
+    for section, name, title in SHARED:
+        own, other = (each.evidence.recipe.get(section, {}) for each in (row, first))
+        if section == "model":
+            own, other = own.get("fields", {}), other.get("fields", {})
+        if own.get(name) != other.get(name) and own.get(name) is not None:
+            texts.append(f"{title} {own[name]}")
+    return ", ".join(texts)
 
 
 def table_of(rows: Sequence[Row], all_rows: Sequence[Row], names: Sequence[str] = ()) -> str:
@@ -505,6 +565,67 @@ def ranking_of(rows: Sequence[Row]) -> str:
     return markdown_table([heads, *lines])
 
 
+def gain_text(row: Row, baseline: Row, first: Row, test: str) -> str:
+    """Return a row's gain over another one with interval, p-value and marks."""
+    text = f"{mean(row.bleu(test)) - mean(baseline.bleu(test)):+.2f}"
+    entry = row.gains.get((baseline.name, test))
+    if entry is None:
+        return text
+    p = p_text(row.corrected.get(test) if baseline is first else entry["p_value"])
+    low, high = entry["interval"]
+    words = [f"{low:+.1f} to {high:+.1f}", f"p {p if p.startswith('<') else f'= {p}'}", *marks(row, baseline, test)]
+    return f"{text} ({', '.join(words)})"
+
+
+REPRODUCED, OTHER_CAUSE = "reproduced", "gain without the stated cause"
+NOT_REPRODUCED, UNKNOWN = "not reproduced", "cannot say at this budget"
+
+
+def verdict(claim: Claim, rows: Mapping[str, Row]) -> str:
+    """
+    Return the verdict on a claim. Reproduced: three seeds, and on all test sets the interval of the gain is above 0,
+    also without brevity penalty; if the paper's cause has a control, the gain over it is above 0, too. Not reproduced:
+    on all test sets the interval ends below half of the paper's mean gain. Otherwise this budget cannot say.
+    """
+    row, baseline = rows.get(claim.row), rows.get(claim.baseline)
+    if row is None or baseline is None or len(row.gains) == 0:
+        return "not trained yet"
+    tests = test_names([row])
+
+    def gains(other: str) -> list[dict[str, Any]]:
+        return [row.gains[other, test] for test in tests if (other, test) in row.gains]
+
+    def is_positive(entry: Mapping[str, Any]) -> bool:
+        return entry["interval"][0] > 0 and entry["interval_without_penalty"][0] > 0
+
+    own = gains(claim.baseline)
+    if len(shared_runs(baseline, row)) >= 3 and all(map(is_positive, own)):
+        control = gains(claim.control) if claim.control else []
+        return OTHER_CAUSE if control and not all(map(is_positive, control)) else REPRODUCED
+    if own and all(entry["interval"][1] < mean(claim.gains()) / 2 for entry in own):
+        return NOT_REPRODUCED
+    return UNKNOWN
+
+
+def verdicts_of(claims: Sequence[Claim], rows: Sequence[Row], page: str) -> str:
+    """Return the table of verdicts: the paper's gain and ours, with intervals, seeds and marks."""
+    by_name = {row.name: row for row in rows}
+    lines = [["model", "paper", "its gain", *(f"ours, {test}" for test in test_names(rows)), "seeds", "verdict"]]
+    for claim in (claim for claim in claims if claim.has_verdict):
+        row, baseline = by_name.get(claim.row), by_name.get(claim.baseline)
+        here, seeds = ["not trained yet"] * len(test_names(rows)), ""
+        if row and baseline:
+            here = [gain_text(row, baseline, rows[0], test) for test in test_names(rows)]
+            seeds = str(len(shared_runs(baseline, row)))
+        low, high = min(claim.gains()), max(claim.gains())
+        theirs = f"{low:+.1f}" if round(low, 1) == round(high, 1) else f"{low:+.1f} to {high:+.1f}"
+        paper = FAMILIES[claim.family].paper.partition(", *")[0]
+        over = "" if claim.baseline == rows[0].name else f" over {claim.baseline}"
+        card = f"[{claim.row}]({page}{claim.family}.md){over}"
+        lines.append([card, paper, theirs, *here, seeds, f"**{verdict(claim, by_name)}**"])
+    return markdown_table(lines)
+
+
 def papers_of(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
     """Return the papers' figures beside the differences of this comparison."""
     by_name = {row.name: row for row in rows}
@@ -515,9 +636,7 @@ def papers_of(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
         if row and baseline:
             here = []
             for test in test_names(rows):
-                p = p_text(row.corrected.get(test)) if baseline is rows[0] else ""
-                mark = f" (p {p if p.startswith('<') else f'= {p}'})" if p else ""
-                here.append(f"{mean(row.bleu(test)) - mean(baseline.bleu(test)):+.2f}{mark}")
+                here.append(gain_text(row, baseline, rows[0], test))
         lines.append([claim.row, claim.text(), *here])
     return markdown_table(lines)
 
@@ -535,13 +654,19 @@ def setup_of(rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[s
         f"{first.data['training_pairs']:,} training pairs, {steps:,} steps{batches} for each run, on {trained}.",
         f"{describe_decoding(first.tests[0])}. BLEU: `{first.tests[0].signature}`.",
     ]
-    if signatures := {entry["signature"] for tests in stored["chrf"].values() for entry in tests.values()}:
-        lines.append(f"chrF: `{'`, `'.join(sorted(signatures))}`.")
-    if samples := {entry["samples"] for tests in stored["p_values"].values() for entry in tests.values()}:
+    for metric in ("chrF", "TER"):
+        entries = [entry for tests in stored["runs"].values() for entry in tests.values()]
+        if signatures := {entry["signatures"][metric] for entry in entries}:
+            lines.append(f"{metric}: `{'`, `'.join(sorted(signatures))}`.")
+    if samples := {entry["samples"] for tests in stored["gains"].values() for entry in tests.values()}:
         counts = " or ".join(f"{count:,}" for count in sorted(samples))
         lines.append(
             f"p: against {rows[0].name}, approximate randomization of the mean BLEU over the seeds that both have "
-            f"({counts} samples), with Holm's correction for the number of rows."
+            f"({counts} samples), with Holm's correction for the number of rows. Intervals: 95%, paired bootstrap."
+        )
+        lines.append(
+            'Length: words of the translations over words of the references (sacrebleu). Marks: "length effect", the '
+            'sign of the difference changes without brevity penalty; "metrics disagree", chrF or TER contradict it.'
         )
     if speeds := {hardware: speed for row in rows for hardware, speed in row.speeds.items()}:
         settings = (
@@ -561,7 +686,7 @@ def setup_of(rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[s
 def summary_of(rows: Sequence[Row], missing_rows: Sequence[str], page: str) -> str:
     """Return a short table for the README."""
     count = f"{len(rows)} of {len(rows) + len(missing_rows)}" if missing_rows else f"All {len(rows)}"
-    names = ("model", "seeds", "parameters", "BLEU", "p ")
+    names = ("model", "seeds", "parameters", "BLEU", "length", "p ", "mark")
     return f"{count} models with the same training words ([details]({page})):\n\n{table_of(rows, rows, names)}"
 
 
@@ -576,14 +701,20 @@ def csv_rows(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                 cells |= {"seeds": len(row.runs), "parameters": row.evidence.model["parameters"]}
                 for name, values in (
                     ("bleu", row.bleu(test)),
-                    ("chrf", row.chrf.get(test, [])),
+                    ("length_ratio", row.score("length_ratio", test)),
+                    ("chrf", row.score("chrf", test)),
+                    ("ter", row.score("ter", test)),
                     ("validation_loss", [run.evaluations()[-1]["eval_loss"] for run in row.runs]),
                     ("training_hours", hours.get(hardware, [])),
                     *((figure, values.get(hardware, [])) for figure, values in measured.items()),
                 ):
                     middle, deviation = spread(values) if values else (None, None)
                     cells |= {name: number(middle, 4), f"{name}_deviation": number(deviation, 4)}
-                cells |= {"p": number(row.p_values.get(test), 4), "p_holm": number(row.corrected.get(test), 4)}
+                gain = row.gains.get((rows[0].name, test), {})
+                for name in ("difference", "difference_without_penalty"):
+                    cells[name] = number(gain.get(name), 4)
+                cells |= {"p": number(gain.get("p_value"), 4), "p_holm": number(row.corrected.get(test), 4)}
+                cells["marks"] = ", ".join(marks(row, rows[0], test))
                 yield cells
 
 
@@ -644,7 +775,7 @@ def sections_of(
         own = [row for row in rows if row.evidence.model["type"] == document.stem]
         if not own:
             return "None of them has been trained in this comparison yet."
-        names = ("model", "seeds", "parameters", "BLEU", "p ", "training hours", "sentences/s")
+        names = ("model", "seeds", "parameters", "BLEU", "length", "p ", "mark", "training hours", "sentences/s")
         return table_of(list({row.name: row for row in [rows[0], *own]}.values()), rows, names)
 
     return {
@@ -655,6 +786,9 @@ def sections_of(
         "summary": lambda _: summary_of(rows, missing_rows, f"model_cards/{folder.name}.md"),
         "family": family,
         "papers": lambda _: papers_of(claims, rows),
+        "verdicts": lambda document: verdicts_of(
+            claims, rows, "" if document.parent.name == "model_cards" else "model_cards/"
+        ),
     }
 
 
@@ -671,7 +805,7 @@ def write_text(path: Path, text: str) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser(prog="results.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="?", default="multi30k_table", help="the comparison (default: multi30k_table)")
-    parser.add_argument("--references", type=Path, help="folder of references; computes chrF and significance")
+    parser.add_argument("--references", type=Path, help="folder of references; computes scores and gains")
     parser.add_argument("--samples", type=whole(1), default=10_000, help="samples of the test (default: 10000)")
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="folder of the README")
     args = parser.parse_args(argv)
@@ -679,11 +813,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows_file = args.root / f"scripts/recipes/rows/{args.name}.yaml"
     rows, missing_rows = read_results(folder, rows_file)
     claims = read_claims(rows_file.with_stem(f"{args.name}_papers"), list(read_rows(rows_file)))
+    stored = read_scores(folder / SCORES)
     if args.references is not None:
-        stored = measure(rows, args.references, args.samples)
-    else:
-        stored = read_scores(folder / SCORES)
-    if missing := add_stored(rows, stored):
+        stored = measure(rows, claims, args.references, args.samples, stored)
+    if missing := add_stored(rows, claims, stored):
         print(f"Pass --references; not stored: {', '.join(missing)}.", file=sys.stderr)
     check_picture(folder / PLOTS[0][0])
     sections = sections_of(folder, rows, missing_rows, stored, claims)

@@ -187,7 +187,7 @@ def test_ranking_in_the_time_of_the_fastest_row(results, root):
 def test_missing_scores_are_named_and_stale_ones_ignored(results, root, capsys):
     results.main(["small", "--root", str(root)])
     error = capsys.readouterr().err
-    assert "chrF of plain on set" in error and "significance of two* on set" in error
+    assert "scores of plain on set" in error and "gain of two* over plain on set" in error
     assert "chrF set" not in table_in((root / "model_cards/small.md").read_text(), "table")[0]
     results.main(["small", "--root", str(root), "--references", str(root / "data"), "--samples", "5"])
     assert capsys.readouterr().err == ""
@@ -195,7 +195,11 @@ def test_missing_scores_are_named_and_stale_ones_ignored(results, root, capsys):
     file.write_text(file.read_text().replace("girl", "boy", 1))
     results.main(["small", "--root", str(root)])
     error = capsys.readouterr().err
-    assert "chrF of two* on set" in error and "significance of two* on set" in error and "plain" not in error
+    assert (
+        "scores of two* on set" in error
+        and "gain of two* over plain on set" in error
+        and "scores of plain" not in error
+    )
     with rejects("set", field=str(file.parents[1])):
         results.main(["small", "--root", str(root), "--references", str(root / "data")])
 
@@ -210,12 +214,54 @@ def test_figures_of_the_papers_beside_the_differences_here(results, root):
     onlstm, later = table_in((root / "model_cards/small.md").read_text(), "papers")
     assert onlstm["paper"] == "WMT14 En-De, attention 27.31: 27.44 (+0.13)"
     score = [sacrebleu_score(translations(wrong), REFERENCES).score for wrong in (8, 10, 2, 4)]
-    assert onlstm["here, set"].startswith(f"{(sum(score[2:]) - sum(score[:2])) / 2:+.2f} (p ")
+    assert onlstm["here, set"].startswith(f"{(sum(score[2:]) - sum(score[:2])) / 2:+.2f} (")
     assert "RNNsearch* 37.93" in later["paper"] and later["here, set"] == "not trained yet"
     for text in ("[]", "other: {family: gret}", "two*: {family: gret}", "two*: {system: GRET}", "two*: {family: none}"):
         path.write_text(text)
         with rejects(field=str(path)):
             results.main(["small", "--root", str(root)])
+
+
+def test_a_verdict_follows_from_the_translations(results, root):
+    """Three seeds with gains are a reproduction; with a control that gains as much, the cause is open."""
+    folder, page = root / "model_cards/evidence/small", root / "model_cards/small.md"
+    papers, rows = root / "scripts/recipes/rows/small_papers.yaml", root / "scripts/recipes/rows/small.yaml"
+    rows.write_text(ROWS + "control: {model.type: gret}\n")
+    papers.write_text("ON-LSTM: {family: onlstm_transformer, system: hybrid, verdict: true, control: control}\n")
+    page.write_text("<!-- results: small verdicts -->\n<!-- end -->\n")
+
+    def found():
+        results.main(["small", "--root", str(root), "--references", str(root / "data"), "--samples", "200"])
+        (line,) = table_in(page.read_text(), "verdicts")
+        return line["seeds"], line["verdict"].strip("*")
+
+    assert found() == ("2", "cannot say at this budget")
+    add_run(root, "plain", 3, 9, "nmt_transformer", 1.0, [10.0, 20.0, 30.0, 28.0])
+    add_run(root, "on_lstm", 3, 1, "onlstm_transformer", 2.0, [15.0, 28.0, 36.0, 40.0])
+    assert found() == ("3", "reproduced")
+    for seed in (1, 2, 3):
+        add_run(root, "control", seed, 2, "gret", 2.0, [15.0, 28.0, 36.0, 40.0])
+    assert found() == ("3", "gain without the stated cause")
+    for seed in (1, 2, 3):  # as bad as the baseline
+        shutil.rmtree(folder / f"on_lstm-{seed}")
+        add_run(root, "on_lstm", seed, 12, "onlstm_transformer", 2.0, [15.0, 28.0, 36.0, 40.0])
+    assert found() == ("3", "not reproduced")
+
+
+def test_a_gain_by_length_alone_is_marked(results):
+    """The longer output has fewer matching n-grams, and the smaller brevity penalty."""
+    from measures import gain_of, marks_of, scores_of
+
+    references = [[f"the farmer number {i} invites the girl that the dog follows today" for i in range(40)]]
+    short = [text.removesuffix(" that the dog follows today") for text in references[0]]
+    longer = [text.replace("number", "No.") for text in references[0]]
+    entry = gain_of([short], [longer], references, 200, "13a")
+    first, second = (scores_of(texts, references, "13a") for texts in (short, longer))
+    assert first["length_ratio"] == pytest.approx(7 / 12) and second["brevity_penalty"] == 1
+    assert entry["difference"] == pytest.approx(second["bleu"] - first["bleu"])
+    assert entry["interval"][0] > 0 > entry["interval_without_penalty"][1]
+    assert marks_of(entry, 1.0, -1.0) == ["length effect"]
+    assert marks_of(entry, 1.0, 0.5) == ["length effect", "metrics disagree"]
 
 
 def changed(path, *places, value):
@@ -270,7 +316,7 @@ def test_missing_and_damaged_files(results, root, monkeypatch, capsys):
         with rejects(field=str(speed)):
             results.main(["small", "--root", str(root)])
     speed.write_text(kept)
-    for text in ("[]", '{"chrf": 1}', '{"chrf": {"plain-1": {"set": {"score": 1.0}}}}'):
+    for text in ("[]", '{"runs": 1}', '{"runs": {"plain-1": {"set": {"bleu": 1.0}}}}'):
         (folder / "scores.json").write_text(text)
         with rejects(field=str(folder / "scores.json")):
             results.main(["small", "--root", str(root)])
