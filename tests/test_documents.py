@@ -61,8 +61,8 @@ def test_python_snippets_run_in_order(repository, tmp_path, monkeypatch, capsys)
                 code = re.sub(r'("max_steps": |max_steps=)\d+', r"\g<1>2", code)
             exec(compile(code, f"{document.name}, snippet {number}", "exec"), names)
             if is_first:
-                best = capsys.readouterr().out.splitlines()[-2].partition("  ")[2]
-                assert f"The first hypothesis is correct: *{best}*" in document.read_text()
+                best = capsys.readouterr().out.splitlines()[-1]
+                assert f"It prints *{best}*" in document.read_text()
     assert not [text for text in warnings if "max_new_tokens" in text or "sequences" in text]
 
 
