@@ -245,7 +245,7 @@ def test_models_that_cannot_be_shown(tmp_path, plain_model):
         load_models([])
     with rejects("is given twice"):
         load_models([plain_model, str(plain_model)])
-    with rejects("Pass the folder of a run or from"):
+    with rejects("has no config.json"):
         load_models([tmp_path])
 
 

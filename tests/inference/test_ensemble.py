@@ -9,7 +9,6 @@ from transformers import MarianConfig, MarianMTModel
 from user_errors import rejects
 
 import recnmt_hf
-from recnmt_hf.commands.main import main
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference.model_settings import end_ids
@@ -130,18 +129,6 @@ def test_one_model_twice_is_that_model(members, corpus):
         assert [each.tokens for each in one.hypotheses] == [each.tokens for each in other.hypotheses]
     prefixed = ensemble(sentences, ["Der"] * 6, beams=2, min_new_tokens=4, repetition_penalty=1.2, max_length_extra=2)
     assert all(each.text.startswith("Der") for each in prefixed)
-
-
-def test_commands_take_several_models(tokenizer, corpus, tmp_path, capsys):
-    for seed, prefix in enumerate(("NMTTransformer", "RNMT", "NMTTransformer")):
-        model_of(prefix, len(tokenizer), seed).save_pretrained(tmp_path / f"{seed}")
-        tokenizer.save_pretrained(tmp_path / f"{seed}")
-    (tmp_path / "a.en").write_text("\n".join(pair.en for pair in corpus["test"][:3]) + "\n")
-    folders = [str(tmp_path / f"{seed}") for seed in range(3)]
-    words = ["-i", str(tmp_path / "a.en"), "-o", str(tmp_path / "a.jsonl"), "--format", "jsonl", "--beams", "2"]
-    assert main(["translate", *folders, *words, "--max-length-extra", "2"]) == 0
-    assert main(["score", *folders, "--jsonl", str(tmp_path / "a.jsonl")]) == 0
-    assert len(capsys.readouterr().out.splitlines()) >= 3
 
 
 def test_models_with_other_tokens_are_rejected(members, corpus, tokenizer, tmp_path):

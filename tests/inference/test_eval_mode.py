@@ -1,10 +1,7 @@
 """Inference disables dropout and then restores the mode of each module."""
 
 import dataclasses
-import importlib
-import inspect
 import os
-import pkgutil
 import threading
 
 import numpy as np
@@ -13,8 +10,6 @@ import torch
 from ensembles import ensemble_of
 from named_models import build_model
 
-import recnmt_hf.analysis
-import recnmt_hf.inference
 from recnmt_hf import Translator
 from recnmt_hf.analysis.global_state import global_state, inspect_global_state
 from recnmt_hf.analysis.recurrence import inspect_attention, recurrence_attention
@@ -24,10 +19,8 @@ from recnmt_hf.analysis.sentences import run_encoder, run_pair
 from recnmt_hf.analysis.syntactic_distance import inspect_tree, syntactic_distances
 from recnmt_hf.data.records import Tokens
 from recnmt_hf.data.text import SentencePair
-from recnmt_hf.inference.backends.ensemble import EnsembleBackend
-from recnmt_hf.inference.backends.onnx_model import OnnxBackend
 from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
-from recnmt_hf.inference.backends.torch_model import TorchBackend, eval_mode
+from recnmt_hf.inference.backends.torch_model import eval_mode
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.pipeline import TranslationPipeline
 from recnmt_hf.inference.translation_warnings import TranslationWarnings
@@ -96,22 +89,6 @@ ENTRIES = {
     ),
     "syntactic_distance.inspect_tree": ("onlstm_transformer", lambda t: inspect_tree(t, SOURCES[0])),
 }
-# Functions that take a model but do not run it.
-NOT_RUN = {
-    *("quantization.quantize_model", "packing.pack_weights"),
-    *("ensemble.check_compatible", "ensemble.shared_settings", "torch_model.shift_right"),
-    *("model_checks.check_loading", "model_checks.check_weights"),
-}
-METHODS_NOT_RUN = {"max_lengths"}
-# Methods of backends in PyTorch that run a model; the entries above call all of them.
-BACKEND_METHODS = {
-    *("attention", "decoder_attention", "encode", "generate", "score", "search", "search_batch"),
-    "start_rows",
-}
-BACKEND_METHODS_NOT_RUN = {
-    *("inspected_model", "new_cache", "rows_class", "pad_targets", "processors", "seeded"),
-    *("own_search", "source_inputs"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -160,27 +137,6 @@ def test_a_model_in_training_is_run_without_dropout(in_training, translators, na
     translator, before = in_training(family)
     assert plain(run(translator)) == expected
     assert modes(translator.model) == before
-
-
-def test_every_entry_is_tested():
-    """A new function or method that takes a model needs an entry in one of the lists above."""
-    found = set()
-    for package in (recnmt_hf.inference, recnmt_hf.analysis):
-        for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            module = importlib.import_module(each.name)
-            for name, function in inspect.getmembers(module, inspect.isfunction):
-                taken = " ".join(str(one.annotation) for one in inspect.signature(function).parameters.values())
-                takes_model = any(kind in taken for kind in ("Translator", "Backend", "PreTrainedModel"))
-                if function.__module__ == module.__name__ and takes_model:
-                    found.add(f"{each.name.rpartition('.')[2]}.{name}")
-    methods = {name for name, _ in inspect.getmembers(Translator, inspect.isfunction) if not name.startswith("_")}
-    found |= {f"Translator.{name}" for name in methods - METHODS_NOT_RUN}
-    classes = {"Translator.__call__", "ensemble_of.__call__", "ensemble_of.score"}
-    assert found | classes | {"TranslationPipeline.__call__"} == set(ENTRIES) | NOT_RUN
-    assert methods >= METHODS_NOT_RUN
-    for backend in (TorchBackend, OnnxBackend, EnsembleBackend):
-        methods = {name for name, _ in inspect.getmembers(backend, inspect.isfunction) if not name.startswith("_")}
-        assert methods <= BACKEND_METHODS | BACKEND_METHODS_NOT_RUN and {"score", "search"} <= methods
 
 
 def test_modes_return_after_an_error(in_training, monkeypatch):

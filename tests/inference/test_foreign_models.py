@@ -14,9 +14,8 @@ from transformers import AutoModelForSeq2SeqLM
 from user_errors import rejects
 
 import recnmt_hf
-from recnmt_hf.commands.main import main
 from recnmt_hf.data.alignments import AlignedSide
-from recnmt_hf.data.languages import find_code, nearest_codes
+from recnmt_hf.data.languages import find_code
 from recnmt_hf.data.records import Tokens
 from recnmt_hf.data.sharded import ShardedDataset
 from recnmt_hf.data.sharding import ShardSettings, prepare_shards
@@ -331,15 +330,6 @@ def test_old_names_of_tasks(zoo, sentences, name):
     assert pipe(sentences[0], **options)[0]["translation_text"] == expected
 
 
-def test_other_tasks_are_those_of_transformers(tmp_path, tokenizer):
-    config = transformers.BertConfig(
-        vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
-    )
-    model = transformers.BertModel(config)
-    pipe = recnmt_hf.pipeline("feature-extraction", model=model, tokenizer=tokenizer, device="cpu")
-    assert isinstance(pipe, transformers.FeatureExtractionPipeline)
-
-
 @pytest.mark.parametrize(
     ("options", "field"),
     [
@@ -356,15 +346,6 @@ def test_wrong_languages(zoo, options, field):
     for call in (zoo["m2m100"], lambda text, **options: list(zoo["m2m100"].score([text], ["a"], **options))):
         with rejects(field=field):
             call("We sleep.", **options)
-
-
-def test_the_nearest_codes_come_first(zoo):
-    with rejects(field="target_lang") as caught:
-        zoo["nllb"]("We sleep.", tgt_lang="deu")
-    assert "codes: deu_Latn, " in str(caught.value) and "more" in str(caught.value)
-    assert len(str(caught.value)) < 300
-    assert nearest_codes("zh", ["de", "zu", "zh_Hant", "zh_Hans"])[:2] == ["zh_Hans", "zh_Hant"]
-    assert nearest_codes("fr", zoo["mbart50"].target_langs)[0] == "fr_XX"
 
 
 def test_codes_in_other_spelling(zoo, sentences):
@@ -577,18 +558,6 @@ def test_training_begins_with_the_tokens_of_translations(zoo, sentences, name, i
         assert batch["decoder_input_ids"][0, : len(ids)].tolist() == [start, *ids[:-1]]
 
 
-def test_without_a_padding_token_or_a_start(zoo, tokenizer, sentences):
-    folder = zoo.make("bart")
-    without = transformers.AutoTokenizer.from_pretrained(folder)
-    without.pad_token = None
-    with rejects("pad_token"):
-        Translator(zoo["bart"].model, without)
-    model = transformers.MBartForConditionalGeneration.from_pretrained(zoo.make("mbart"))
-    model.generation_config.bos_token_id = model.config.bos_token_id = None
-    with rejects(field="target_lang"):
-        Translator(model, zoo["mbart"].tokenizer)(sentences[:1])
-
-
 def test_a_tokenizer_that_adds_no_end(zoo, tokenizer, sentences):
     """Such as those of decoders; sources stay as they are, and translations end as the model ends them."""
     from tokenizers import processors
@@ -628,37 +597,10 @@ def test_configurations_of_encoder_and_decoder(tokenizer, sentences):
     model.generation_config.update(decoder_start_token_id=1, pad_token_id=0, eos_token_id=2)
     translator = Translator(model, tokenizer)
     assert translator.backend.limits == (40, 29)
-    with rejects("Shorten it, or set on_long (--on-long)"):
+    with rejects("--on-long"):
         translator(["the dog " * 40])
     (found,) = translator(sentences[:1], beams=2, max_new_tokens=5)
     (scored,) = translator.score(sentences[:1], [found.hypotheses[0].tokens])
     assert scored.score == pytest.approx(found.score, abs=1e-4)
     with rejects("is not a token id from 0 to"):
         translator.score(["a"], [[len(tokenizer)]])
-
-
-# -- commands ----------------------------------------------------------------------------------------------------------
-
-
-def test_commands(zoo, sentences, tmp_path, capsys):
-    folder = str(zoo.make("m2m100"))
-    (tmp_path / "in.en").write_text("\n".join(sentences) + "\n")
-    languages = ["--source-lang", "en", "--target-lang", "de"]
-    length = ["--max-length-factor", "0", "--max-length-extra", "6"]
-    records = str(tmp_path / "out.jsonl")
-    command = ["translate", folder, "--input", str(tmp_path / "in.en"), "--output"]
-    assert main([*command, records, "--format", "jsonl", *languages, *length]) == 0
-    assert main([*command, str(tmp_path / "out.de"), *languages, *length]) == 0
-    expected = zoo["m2m100"](sentences, max_new_tokens=6, src_lang="en", tgt_lang="de")
-    assert (tmp_path / "out.de").read_text().splitlines() == [one.text for one in expected]
-    capsys.readouterr()
-    assert main(["score", folder, "--jsonl", records, *languages]) == 0
-    scores = [float(line.split("\t")[1]) for line in capsys.readouterr().out.splitlines()]
-    assert scores == pytest.approx([one.score for one in expected], abs=1e-4)
-    pair = ["--text", sentences[0], "We sleep."]
-    assert main(["align", folder, *pair, *languages]) == 0
-    assert main(["align", folder, *pair, "--source-lang", "en"]) == 2
-    assert "target_lang" in capsys.readouterr().err
-    assert main([*command, str(tmp_path / "x"), "--target-lang", "deutsch"]) == 2
-    assert "is not a language of this model" in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()

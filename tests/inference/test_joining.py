@@ -2,7 +2,7 @@
 
 import pytest
 
-from recnmt_hf.inference.splitting import is_letter, is_unspaced_between, join_texts, separator_at
+from recnmt_hf.inference.splitting import join_texts, separator_at
 
 
 @pytest.mark.parametrize(
@@ -57,31 +57,3 @@ def test_white_space_at_a_cut(text, cut, separator):
 )
 def test_parts_are_joined_by_the_script_of_their_nearest_letters(parts, separators, joined):
     assert join_texts(parts, separators) == joined
-
-
-def test_each_part_needs_its_glue():
-    with pytest.raises(ValueError):
-        join_texts(["one", "two"], [" "])
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "unspaced"),
-    [
-        ("a", "b", False),
-        ("看", "见", True),
-        ("看", "b", False),
-        ("a", "见", False),
-        ("a。", "b", True),
-        ("a", "！b", True),
-        ("a.", "b", False),
-        ("a。1", "b", False),  # the wide mark does not meet the other text
-        ("かな", "カナ", True),
-        ("ກ", "ក", True),
-    ],
-)
-def test_scripts_without_spaces(left, right, unspaced):
-    assert is_unspaced_between(left, right) is unspaced
-
-
-def test_letters_and_combining_marks():
-    assert all(map(is_letter, "aÄ看ี\u0301")) and not any(map(is_letter, "1 .,。"))

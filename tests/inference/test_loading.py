@@ -13,7 +13,7 @@ from recnmt_hf import Translator
 from recnmt_hf._loading_errors import folder_of_model
 from recnmt_hf.errors import MissingFileError, UserError
 from recnmt_hf.inference.devices import resolve_device
-from recnmt_hf.inference.loading import load_model, missing_model_error, quiet_loading
+from recnmt_hf.inference.loading import load_model, missing_model_error
 
 
 @pytest.mark.parametrize("device", ["tpu", "meta", torch.device("meta"), "cpu:x"], ids=str)
@@ -120,17 +120,6 @@ def test_code_of_a_folder_is_not_run_and_there_is_no_prompt(tmp_path, monkeypatc
     with rejects(field=str(tmp_path)):
         load_model(tmp_path, "cpu", **trust)
     assert not asked and not (tmp_path / "has_run").exists()
-
-
-@pytest.mark.parametrize("terminal", [True, False, None])
-def test_progress_bars_need_a_terminal(monkeypatch, terminal):
-    """Also without a standard error, as in a service."""
-    silenced = []
-    stream = None if terminal is None else type("Stream", (), {"isatty": lambda self: terminal})()
-    monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setattr("recnmt_hf.inference.loading.logging.disable_progress_bar", lambda: silenced.append(True))
-    quiet_loading()
-    assert bool(silenced) == (not terminal)
 
 
 @pytest.mark.parametrize("has_bfloat16", [False, True])

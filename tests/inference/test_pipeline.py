@@ -5,7 +5,7 @@ import transformers
 from user_errors import rejects
 
 from recnmt_hf.inference import Translator, translation_warnings
-from recnmt_hf.inference.pipeline import TASK, CheckedModelForSeq2SeqLM, TranslationPipeline, register_pipeline
+from recnmt_hf.inference.pipeline import TranslationPipeline
 
 
 @pytest.fixture(scope="module")
@@ -56,21 +56,6 @@ def test_all_types_of_inputs(pipe, sentences):
     assert pipe([]) == []
 
 
-def test_calls_go_through_the_methods(pipe, sentences, monkeypatch):
-    """Methods that a subclass overrides are called for one sentence and for several."""
-    seen = []
-    for name in ("preprocess", "_forward", "postprocess"):
-        method = getattr(pipe, name)
-        monkeypatch.setattr(
-            pipe, name, lambda *a, _name=name, _method=method, **k: seen.append(_name) or _method(*a, **k)
-        )
-    pipe(sentences[0], beams=1)
-    assert seen == ["preprocess", "_forward", "postprocess"]
-    seen.clear()
-    pipe(sentences[:3], beams=1)
-    assert sorted(seen) == ["_forward", *["postprocess"] * 3, *["preprocess"] * 3]
-
-
 def test_names_of_transformers(pipe, translator, sentences):
     own = pipe(sentences[0], beams=3, num_hypotheses=2, max_length_factor=0, max_length_extra=4)
     assert pipe(sentences[0], num_beams=3, num_return_sequences=2, max_new_tokens=4) == own
@@ -113,18 +98,6 @@ def test_long_sentences_are_split_or_truncated(pipe, translator, sentences):
         found[choice] = pipe(text, on_long=choice, **options)[0]["translation_text"]
         assert found[choice] == translator([text], on_long=choice, **options)[0].text
     assert len(found["split"]) > len(found["truncate"]) > 0
-
-
-def test_the_task_is_registered_with_its_classes(monkeypatch):
-    from transformers.pipelines import PIPELINE_REGISTRY
-
-    known = {name: task for name, task in PIPELINE_REGISTRY.supported_tasks.items() if name != TASK}
-    monkeypatch.setattr(PIPELINE_REGISTRY, "supported_tasks", known)
-    register_pipeline()
-    task = PIPELINE_REGISTRY.supported_tasks[TASK]
-    assert (task["impl"], task["pt"], task["type"]) == (TranslationPipeline, (CheckedModelForSeq2SeqLM,), "text")
-    register_pipeline()
-    assert PIPELINE_REGISTRY.supported_tasks[TASK] is task, "a second time changes nothing"
 
 
 def test_the_target_tokenizer_is_of_the_models_own_revision(translator, monkeypatch):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from named_models import build_model
 from transformers import DynamicCache, EncoderDecoderCache
-from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.families import FAMILIES
@@ -269,16 +268,3 @@ def test_wide_int8_layers(monkeypatch, bias):
         torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5)
         assert torch.equal(copy.deepcopy(quantized)(states), found)
         quantized = copy.deepcopy(quantized)
-
-
-@pytest.mark.parametrize(
-    ("settings", "code", "field"),
-    [
-        ({"quantization": "int4"}, "is not allowed; it must be", "quantization"),
-        ({"quantization": "int8", "dtype": "bfloat16"}, "is not supported with int8 quantization", "dtype"),
-        ({"quantization": "int8", "device": "cuda"}, "is not supported with int8 quantization", "device"),
-    ],
-)
-def test_unsupported_quantizations_are_rejected(tiny_folder, settings, code, field):
-    with rejects(code, field=field):
-        recnmt_hf.Translator.from_pretrained(tiny_folder, **settings)

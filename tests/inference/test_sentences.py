@@ -14,7 +14,7 @@ from recnmt_hf.data.text import read_parallel
 from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, Translator, translation_warnings
 from recnmt_hf.inference.model_settings import EVIDENCE, ModelTask, read_model_task
 from recnmt_hf.inference.results import Row
-from recnmt_hf.inference.translation_warnings import count_letters, is_far_too_short
+from recnmt_hf.inference.translation_warnings import is_far_too_short
 from recnmt_hf.training.metrics import TextScorer
 from recnmt_hf.training.testing import test_model as score_test_set
 
@@ -58,14 +58,6 @@ def test_a_text_is_translated_sentence_by_sentence(translator, sentences, spaces
     assert found.text == f"{alone[0].text}{spaces[0]}{alone[1].text}{spaces[1]}{alone[2].text}"
     assert found.hypotheses[0].log_prob == pytest.approx(sum(each.log_prob for each in alone), abs=1e-9)
     assert found.hypotheses[0].tokens == [token for each in alone for token in each.tokens]
-
-
-def test_forty_sentences_give_forty_translations(translator, corpus):
-    """The text has more tokens than the model has positions."""
-    sentences = [pair.en for pair in corpus["test"]][:40]
-    options = {**OPTIONS, "beams": 1, "max_length_extra": 2}
-    (found,) = translator(" ".join(sentences), **options)
-    assert found.text == " ".join(each.text for each in translator(sentences, **options))
 
 
 @pytest.mark.parametrize(
@@ -266,10 +258,6 @@ def test_which_translations_are_far_too_short(source, text, is_short):
     assert is_far_too_short(Translation(source, [Hypothesis(text, -1.0, -1.0)])) is is_short
     cut = Hypothesis(text, -1.0, -1.0, finished=False)  # truncated by a limit
     assert not is_far_too_short(Translation(source, [cut]))
-
-
-def test_letters_are_weighted_by_script():
-    assert count_letters("Ab 1.ß!") == 4 and count_letters("看见。") == 6 and count_letters("かな한") == 6
 
 
 @pytest.fixture

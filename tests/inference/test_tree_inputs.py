@@ -128,7 +128,7 @@ def test_long_sentences(translator, sentences):
     assert len(pieces) == 2 and [id for part in pieces for id in part.ids[:-1]] == whole.ids[:-1]
     first, second = translator.codec.trees([text.part(0, 3), text.part(3, 6)])
     assert pieces == [first, second]
-    with rejects("Shorten it, or set on_long (--on-long)"):
+    with rejects("--on-long"):
         translator.codec.encode(text, DecodingOptions(max_source_length=limit, on_long="error"))
 
 

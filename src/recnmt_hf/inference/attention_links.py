@@ -38,14 +38,9 @@ def choose_attention(
     attentions: Sequence[torch.Tensor], layer: int | str | None = None, head: int | None = None
 ) -> torch.Tensor:
     """
-    Return the cross-attention to align by, `(batch_size, target_length, source_length)`, from that of all layers and
-    heads.
-
-    Args:
-        attentions (sequence of `torch.Tensor`): `(batch_size, heads, target_length, source_length)` of each layer.
-        layer (`int` or `"mean"`, *optional*): A decoder layer from 0, or the mean of all. `None`: the one below the
-            top, which Garg et al. (2019) found best; the only one of a recurrent decoder.
-        head (`int`, *optional*): A head from 0; `None`: the mean of all.
+    Return the cross-attention to align by, `(batch_size, target_length, source_length)`, from that of all layers, each
+    `(batch_size, heads, target_length, source_length)`. `layer` is a decoder layer from 0 or `"mean"`, by default the
+    one below the top, which Garg et al. (2019) found best; `head` is one from 0, by default the mean of all.
     """
     if layer == "mean":
         weights = torch.stack(list(attentions)).mean(dim=0)

@@ -56,18 +56,9 @@ class Request:
 
 class Codec:
     """
-    Turns text into the token ids that a model reads, and the token ids that it writes into text.
-
-    Args:
-        backend ([`~recnmt_hf.inference.backends.protocol.Backend`]): Names the tokenizers, the model's configuration
-            and its length limits.
-        task ([`ModelTask`]): Task that the model was trained for, if known.
-
-    Attributes:
-        languages ([`~recnmt_hf.inference.languages.Languages`]): How the model is told source and target language.
-        source_lang, target_lang (`str`, *optional*): Codes of the languages of texts whose options do not name any.
-        trees ([`~recnmt_hf.data.TreeEncoder`], *optional*): Encodes dependency trees, if the model reads them.
-        control_ids (`list[set[int]]`): Ids of the control tokens of source and target.
+    Turns text into the token ids that a model reads, and the token ids that it writes into text. Tokenizers, settings
+    and length limits are those of a backend. `source_lang` and `target_lang` are the languages of texts whose options
+    do not name any.
     """
 
     def __init__(self, backend: Backend, task: ModelTask):
@@ -93,17 +84,9 @@ class Codec:
         self, sentence: SourceText, options: DecodingOptions, prefix: str = "", place: str = "The sentence"
     ) -> Request:
         """
-        Encode a sentence, or a text of several sentences, split and truncated as the options say.
-
-        Args:
-            sentence (`str` or [`~recnmt_hf.data.ParsedSentence`]): The text.
-            options ([`DecodingOptions`]): Languages, splitting and the maximum length.
-            prefix (`str`, *optional*): Beginning of the translation.
-            place (`str`, *optional*): Name of the text in messages.
-
-        Raises:
-            UserError: The sentence is not text or is too long, the options name another language than the sentence, or
-                the prefix is not possible.
+        Encode a sentence, or a text of several sentences, split and truncated as the options say. `prefix` is the
+        beginning of the translation, `place` the name of the text in messages. Raise `UserError` if it is not text or
+        too long, the options name another language than the text, or the prefix is not possible.
         """
         source, direction = self.read_source(sentence, options, place)
         request = Request(str(sentence), direction=direction)
@@ -123,11 +106,11 @@ class Codec:
                 encoded = [("", source, whole)]
         space = ""
         for number, (separator, part, tokens) in enumerate(encoded, start=1):
-            name = place if len(encoded) == 1 else f"{place}, part {number}"
-            for space_before, piece in self.limit_length(part, tokens, options, name, separator, direction):
+            name, space = place if len(encoded) == 1 else f"{place}, part {number}", space + separator
+            for space_before, piece in self.limit_length(part, tokens, direction, options, name):
                 space += space_before
                 if not self.is_empty(piece, direction):
-                    request.dropped += max(len(tokens) - len(piece), 0) if options.on_long == "truncate" else 0
+                    request.dropped += len(tokens) - len(piece) if options.on_long == "truncate" else 0
                     request.pieces.append(piece)
                     request.separators.append(space)
                     space = ""
@@ -136,7 +119,7 @@ class Codec:
         return request
 
     def is_summarizing(self, options: DecodingOptions) -> bool:
-        """Return whether a text is one input and may have a much shorter output, as for summaries."""
+        """Return whether a text is one input, with a much shorter output."""
         return options.on_long == "truncate" or self.task.summarizes
 
     def direction(self, options: DecodingOptions | None = None) -> Direction:
@@ -170,8 +153,7 @@ class Codec:
             if not is_blank(source.text):
                 self.languages.require_target(direction)
         elif direction.target not in (None, target):
-            named = f"it names the target language {target}, but target_lang is {direction.target}."
-            raise UserError(named, field=place)
+            raise UserError(f"it names the language {target}, but target_lang is {direction.target}.", field=place)
         else:
             source, direction = Sentence(text), self.direction(replace(options, target_lang=target))
         tags = [] if source.tree is not None else self.source_tags
@@ -203,27 +185,20 @@ class Codec:
         return [*before, *ids[:place], *tag, *ids[place:], *after]
 
     def limit_length(
-        self,
-        sentence: Sentence,
-        tokens: Tokens,
-        options: DecodingOptions,
-        place: str,
-        separator: str,
-        direction: Direction,
+        self, sentence: Sentence, tokens: Tokens, direction: Direction, options: DecodingOptions, place: str
     ) -> list[tuple[str, Tokens]]:
-        """Return a sentence's white space and tokens, or those of its parts, none of them too long for the model."""
+        """Return the tokens of a sentence or of its parts, none too long for the model, and the space before each."""
         limits = (options.max_source_length, self.backend.limits.source)
         limit = min((limit for limit in limits if limit), default=None)
         if limit is None or len(tokens) <= limit or self.is_empty(tokens, direction):
-            return [(separator, tokens)]
+            return [("", tokens)]
         if options.on_long == "truncate":
             ends = end_ids(self.model).union(direction.frame[1] if direction.frame else ())
-            return [(separator, tokens.truncated(limit, ends))]
+            return [("", tokens.truncated(limit, ends))]
         if options.on_long != "split":
-            length = f"{place} has {len(tokens)} tokens, of at most {limit}: {short_repr(sentence.text)}"
-            raise UserError(f"{length}. Shorten it, or set on_long (--on-long) to split or truncate.", field=place)
+            raise UserError(f"{place} has {len(tokens)} tokens, of at most {limit} (see --on-long).", field=place)
         encode = partial(self.encode_source, direction=direction)
-        texts = split_text(sentence.text.strip(), limit, lambda part: len(encode(part)), separator)
+        texts = split_text(sentence.text.strip(), limit, lambda part: len(encode(part)))
         spaces, parts_of_text = zip(*texts, strict=True)
         parts = list(zip(spaces, map(encode, sentence.parts(parts_of_text)), strict=True))
         if any(len(part) > limit and not self.is_empty(part, direction) for _, part in parts):
@@ -264,13 +239,12 @@ class Codec:
         if isinstance(target, str):
             return self.encode_target(target, direction)
         _, size = vocabulary_sizes(self.model.config)
-        ids = []
-        for value in target if isinstance(target, Iterable) else [target]:
+        values = list(target) if isinstance(target, Iterable) else [target]
+        for value in values:
             is_id = hasattr(value, "__index__") and not isinstance(value, bool)
-            ids.append(operator.index(value) if is_id else -1)
-            if not 0 <= ids[-1] < size:
+            if not is_id or not 0 <= operator.index(value) < size:
                 raise UserError(f"{short_repr(value)} is not a token id from 0 to {size - 1}.", field=place)
-        return self.target_tokens(ids, direction or self.direction())
+        return self.target_tokens(list(map(operator.index, values)), direction or self.direction())
 
     # -- pairs of source and translation -------------------------------------------------------------------------------
 
@@ -338,12 +312,11 @@ class Codec:
             # The token of a language, or a tag such as >>de<<, is not part of the text that follows.
             shown = [[*dropwhile(self.target_names.__contains__, row.ids)] for row in own]
             texts = self.tokenizers.target.batch_decode(shown, skip_special_tokens=True)
-            pieces.append(
-                [
-                    Hypothesis(text.strip(), row.score, row.log_prob, row.ids, not ends.isdisjoint(row.ids[-1:]), links)
-                    for text, row, links in zip(texts, own, (row.alignment for row in own), strict=True)
-                ]
-            )
+            piece = []
+            for text, row in zip(texts, own, strict=True):
+                is_finished = not ends.isdisjoint(row.ids[-1:])
+                piece.append(Hypothesis(text.strip(), row.score, row.log_prob, row.ids, is_finished, row.alignment))
+            pieces.append(piece)
         if not pieces:
             return Translation(request.text, [Hypothesis("", 0.0, 0.0, alignment=[] if options.alignments else None)])
         if len(pieces) == 1:
@@ -382,8 +355,6 @@ class Codec:
         """Return whether a sentence has no visible character, or none that its tokenizer keeps."""
         return is_blank(str(sentence)) or self.is_empty(self.encode_source(sentence))
 
-    # -- what the model really read and wrote --------------------------------------------------------------------------
-
     def trace(
         self, number: int, request: Request, rows: Sequence[Sequence[Row]], translation: Translation
     ) -> dict[str, Any]:
@@ -392,10 +363,10 @@ class Codec:
         pieces = []
         for piece, opening, own in zip(request.pieces, request.openings(), rows, strict=True):
             first = start_id(self.model) if opening.start is None else opening.start
+            read = {"unknown": piece.ids.count(source.unk_token_id), **named_ids(source, piece.ids)}
+            start = {"given": opening.given, **named_ids(target, [first, *opening.ids])}
             written = [{"score": row.score, "log_prob": row.log_prob, **named_ids(target, row.ids)} for row in own]
-            reads = {"unknown": piece.ids.count(source.unk_token_id), **named_ids(source, piece.ids)}
-            begins = {"given": opening.given, **named_ids(target, [first, *opening.ids])}
-            pieces.append({"source": reads, "decoder_start": begins, "rows": written})
+            pieces.append({"source": read, "decoder_start": start, "rows": written})
         direction = request.direction
         return {
             "sentence": number,

@@ -14,10 +14,7 @@ from ..models.decoder_cache import concat_rows
 class VaswaniLengthPenalty(float):
     """
     Length penalty `((5 + length) / 6) ** alpha` (Wu et al., 2016, Eq. 14; Vaswani et al., 2017, section 6.1) as a
-    value for the generation argument `length_penalty`.
-
-    transformers divides a hypothesis' log-probability by `length ** length_penalty`. For this number,
-    the power operator computes the formula above; otherwise it is the plain float alpha.
+    value of `generate`'s `length_penalty`: transformers divides a log-probability by `length ** length_penalty`.
 
     Example:
 

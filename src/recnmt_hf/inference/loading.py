@@ -69,10 +69,9 @@ def load_backend(
 def default_device(path: str | Path, quantization: str | None = None) -> str:
     """Return `"cuda"` or `"cpu"`, where [`load_backend`] loads a model if no device is given."""
     if not is_export(path):
-        return resolve_device(None).type if quantization is None else "cpu"
-    if read_export_settings(path).format == "onnx":
-        return resolve_provider_device(load_onnx_runtime(), None).type
-    return default_engine_device()
+        return "cpu" if quantization else resolve_device().type
+    is_onnx = read_export_settings(path).format == "onnx"
+    return resolve_provider_device(load_onnx_runtime(), None).type if is_onnx else default_engine_device()
 
 
 # Narrower models are slower in bfloat16 than in float32.

@@ -19,18 +19,6 @@ def pack_weights(model: PreTrainedModel) -> None:
     read, for matmuls without gradients in float32, and in bfloat16 on processors that have instructions for it. Weights
     that change are packed again. Models of this package do this themselves in `generate`, and a
     [`~recnmt_hf.inference.Translator`] for each model that it loads.
-
-    Example:
-
-    ```python
-    >>> from transformers import MarianConfig, MarianMTModel
-    >>> from recnmt_hf.inference import pack_weights
-    >>> model = MarianMTModel(MarianConfig(vocab_size=100, d_model=32, pad_token_id=0, decoder_start_token_id=0)).eval()
-    >>> pack_weights(model)
-    >>> model.generate(model.dummy_inputs["input_ids"], max_new_tokens=5).shape[0]
-    3
-
-    ```
     """
     kernels_cpu_matmuls.pack_weights(model)
     if not isinstance(model, Seq2SeqPreTrainedModel):

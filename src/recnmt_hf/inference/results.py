@@ -18,9 +18,8 @@ class Hypothesis:
         tokens (`list[int]`): Token ids, with the end token unless the length limit came first. Those of a split text
             are the tokens of its parts, each with its end token.
         finished (`bool`): Whether the model ended the sentence itself.
-        alignment (`list[tuple[int, int]]`, *optional*): For each target token the source token of largest
-            cross-attention, as (source, target) positions in the source's token ids and in `tokens`. End tokens of
-            either side have no link.
+        alignment (`list[tuple[int, int]]`, *optional*): Links to the source token of largest cross-attention, as
+            (source, target) positions in the source's token ids and in `tokens`. End tokens have no link.
         parts (`int`): Number of parts that were translated by themselves and joined.
     """
 

@@ -186,8 +186,7 @@ class Translator:
                 `num_beams`, `max_new_tokens`, and other settings of `generate`.
 
         Raises:
-            ValueError: A sentence is not a string, or is too long and `on_long="error"`; the message gives its number.
-                The numbers of prefixes and sentences differ.
+            ValueError: A sentence is not text, or is too long and `on_long="error"`, or the number of prefixes differs.
         """
         options = decoding_options(options, changes)
         refuse_text(sentences=sentences, prefixes=prefixes)

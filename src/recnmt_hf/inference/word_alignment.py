@@ -74,8 +74,7 @@ def align_pairs(
         first (`int`, *optional*, defaults to 1): Number of the first pair in messages.
 
     Raises:
-        ValueError: The numbers of sources and targets differ, a sentence is empty, or the model does not attend to
-            source words.
+        ValueError: A sentence is empty, or the model does not attend to source words.
     """
     refuse_text(sources=sources, translations=targets)
     codec, options = translator.codec, options or DecodingOptions()

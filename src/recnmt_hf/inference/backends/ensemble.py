@@ -82,9 +82,8 @@ class EnsembleBackend(TranslatesOnly):
             raise UserError(f"An ensemble needs at least two models, got {short_repr(len(members))}.")
         self.members = [member for member in members if isinstance(member, TorchBackend)]
         if others := [member for member in members if not isinstance(member, TorchBackend)]:
-            name = f"{others[0].model.name_or_path} ({getattr(others[0], 'kind', type(others[0]).__name__)})"
-            name = "An ensemble" if isinstance(others[0], EnsembleBackend) else name
-            raise UserError(f"{name} is not supported in an ensemble. Use models in PyTorch or ONNX.", field=name)
+            name = f"{others[0].model.name_or_path} ({type(others[0]).__name__})"
+            raise UserError(f"{name} is not supported in an ensemble. Use models in PyTorch or ONNX.")
         check_compatible(self.members)
         readers = (member for member in self.members if tree_options(member.model.config) is not None)
         first = next(readers, self.members[0])  # the one whose inputs are encoded

@@ -11,7 +11,7 @@ from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoConfig, Gen
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ..._extras import packages_of_extra
-from ...errors import UserError, short_repr
+from ...errors import UserError
 from ...models.decoder_cache import spread_over_beams
 from ...models.seq2seq_outputs import CACHE, takes_cache
 from ..devices import resolve_device
@@ -40,12 +40,8 @@ def resolve_provider_device(runtime: Any, device: str | torch.device | None) -> 
     if device is None:
         return torch.device("cuda" if has_cuda and torch.cuda.is_available() else "cpu")
     resolved = resolve_device(device)
-    if resolved.type not in PROVIDERS or (resolved.type == "cuda" and not has_cuda):
-        available = ", ".join(runtime.get_available_providers())
-        raise UserError(
-            f"device={short_repr(str(device))} cannot be used (not in ONNX Runtime). Available: {available}.",
-            field="device",
-        )
+    if PROVIDERS.get(resolved.type) not in runtime.get_available_providers():
+        raise UserError(f"ONNX Runtime has no {device}, only {runtime.get_available_providers()}.", field="device")
     return resolved
 
 
@@ -109,11 +105,8 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
 
     Args:
         path (`str` or `Path`): Folder that [`~recnmt_hf.hub.onnx_graphs.export_onnx`] wrote.
-        device (`str` or `torch.device`, *optional*): `"cpu"` or `"cuda"`; defaults to CUDA if both torch and ONNX
-            Runtime have it.
-
-    Raises:
-        ValueError: The package is not installed, or the files are damaged.
+        device (`str` or `torch.device`, *optional*): `"cpu"` or `"cuda"`; defaults to CUDA if torch and ONNX Runtime
+            have it.
     """
 
     main_input_name = "input_ids"

@@ -44,10 +44,7 @@ class EncodedSources(NamedTuple):
 
 
 class Backend(Protocol):
-    """
-    A model with its tokenizers. Token ids have no padding, and those of a call are one batch except in `search`, which
-    takes several. Methods that a format does not support raise a `UserError`.
-    """
+    """A model with its tokenizers. Methods take a batch without padding; what a format lacks is a `UserError`."""
 
     model: Any  # or a description of an exported one, with `config`, `generation_config` and `name_or_path`
     tokenizers: TokenizerPair
