@@ -161,7 +161,7 @@ def test_wrong_words(tiny_folder, tmp_path, capsys):
     out = tmp_path / "out"
     for words, code in (
         (["--space", "me/x", str(tiny_folder), str(tiny_folder)], "another model has the name"),
-        (["--space", "me/x", str(tmp_path)], "Pass the folder of a run or from"),
+        (["--space", "me/x", str(tmp_path)], "has no config.json"),
         (["--space", "no/such/name", str(tiny_folder)], "Write user/name with letters, digits,"),
         (["--space", "me/x", str(tiny_folder), "--notes", "a.md"], "cannot be combined"),
         ([str(tiny_folder), str(tiny_folder), "me/x"], "Pass a model and the name of its"),

@@ -346,7 +346,7 @@ def test_contradictions():
         DecodingOptions(num_hypotheses=5)
     with rejects(field="alignments"):
         DecodingOptions(alignments=True, on_long="split")
-    with rejects(field="generate"):
+    with rejects(field="num_hypotheses"):
         DecodingOptions(num_hypotheses=5, generate={"do_sample": True})
     assert DecodingOptions(num_hypotheses=5, beams=1, generate={"do_sample": True}).num_hypotheses == 5
     assert DecodingOptions(beams=2, generate={"early_stopping": True}).beams == 2

@@ -156,8 +156,10 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         check_options(self)
         check_codes(self)
-        if self.generate or self.num_hypotheses > 1:
-            self.generate = check_generate(self.generate, self.beams, self.num_hypotheses)
+        if self.generate:
+            self.generate = check_generate(self.generate, self.beams)
+        if self.num_hypotheses > self.beams and not (self.beams == 1 and self.generate.get("do_sample")):
+            raise UserError(f"num_hypotheses={self.num_hypotheses} exceeds beams={self.beams}.", field="num_hypotheses")
         if self.alignments and self.on_long == "split":
             raise UserError(
                 "alignments=true is not supported with on_long=split, because each part has its own positions.",
@@ -228,7 +230,7 @@ def unknown_option(name: str, known: Iterable[str]) -> UserError:
     return UserError(f"There is no field {name}. {remedy}.", field=name)
 
 
-def check_generate(settings: Mapping[str, Any], beams: int, hypotheses: int) -> dict[str, Any]:
+def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
     """
     Return settings for `generate`, with integers written as 1e2 as `int`, and numbers written as 2 as `float`, which
     transformers demands. `UserError` for invalid ones.
@@ -248,10 +250,9 @@ def check_generate(settings: Mapping[str, Any], beams: int, hypotheses: int) -> 
         settings[name] = float(value) if kind == float | None and value is not None else value
     values = {name: value for name, value in settings.items() if name not in PYTHON_ARGUMENTS}
     try:
-        GenerationConfig(**values, num_beams=beams, num_return_sequences=hypotheses).validate(strict=True)
+        GenerationConfig(**values, num_beams=beams).validate(strict=True)
     except (ValueError, TypeError, AttributeError) as error:
-        field = "generate" if settings else "num_hypotheses"
-        raise UserError(f"{field}: {shorten(str(error))}.", field=field) from error
+        raise UserError(f"generate: {shorten(str(error))}.", field="generate") from error
     return settings
 
 
