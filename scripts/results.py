@@ -607,11 +607,11 @@ def verdict(claim: Claim, rows: Mapping[str, Row]) -> str:
     return UNKNOWN
 
 
-def verdicts_of(claims: Sequence[Claim], rows: Sequence[Row], page: str) -> str:
-    """Return the table of verdicts: the paper's gain and ours, with intervals, seeds and marks."""
+def verdicts_of(claims: Sequence[Claim], rows: Sequence[Row], page: str, family: str | None = None) -> str:
+    """Return the table of verdicts (of a family): the paper's gain and ours, with intervals, seeds and marks."""
     by_name = {row.name: row for row in rows}
     lines = [["model", "paper", "its gain", *(f"ours, {test}" for test in test_names(rows)), "seeds", "verdict"]]
-    for claim in (claim for claim in claims if claim.has_verdict):
+    for claim in (claim for claim in claims if claim.has_verdict and family in (None, claim.family)):
         row, baseline = by_name.get(claim.row), by_name.get(claim.baseline)
         here, seeds = ["not trained yet"] * len(test_names(rows)), ""
         if row and baseline:
@@ -786,6 +786,7 @@ def sections_of(
         "summary": lambda _: summary_of(rows, missing_rows, f"model_cards/{folder.name}.md"),
         "family": family,
         "papers": lambda _: papers_of(claims, rows),
+        "verdict": lambda document: verdicts_of(claims, rows, "", document.stem),
         "verdicts": lambda document: verdicts_of(
             claims, rows, "" if document.parent.name == "model_cards" else "model_cards/"
         ),
