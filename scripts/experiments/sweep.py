@@ -32,14 +32,14 @@ from recnmt_hf.data.text import read_lines, tsv, write_results
 from recnmt_hf.errors import MissingFileError, UserError
 from recnmt_hf.families import paper_table_of
 from recnmt_hf.models.user_errors import masked
-from recnmt_hf.training.checkpoints import newest_intact_checkpoint, state_of
-from recnmt_hf.training.checks import build_on_meta, check_decoding, check_model
+from recnmt_hf.training.checkpoints import newest_checkpoint, newest_intact_checkpoint, state_of
+from recnmt_hf.training.checks import build_on_meta, model_on_meta
 from recnmt_hf.training.evidence import Evidence, differences, without_private
 from recnmt_hf.training.metrics import TEXT_METRICS
-from recnmt_hf.training.output_folder import FINAL, RESULTS, locked
+from recnmt_hf.training.output_folder import FINAL, RECIPE, RESULTS, locked, mapping_in
+from recnmt_hf.training.plan import Plan, values_of
 from recnmt_hf.training.processes import Processes, logger
 from recnmt_hf.training.recipe_yaml import load_yaml, read_yaml
-from recnmt_hf.training.resuming import changes_of_recipe, earlier_baseline_steps
 from recnmt_hf.training.run import train
 
 
@@ -187,8 +187,7 @@ def sweep(
         changes = [*(text for text in overrides if text.partition("=")[0] not in own), *cell.overrides]
         try:
             recipes.append(Recipe.from_file(recipe, with_seed(changes, recipe)))
-            check_model(recipes[-1])
-            check_decoding(recipes[-1])
+            model_on_meta(Plan.of(recipes[-1], output))
         except MissingFileError:
             raise
         except UserError as error:
@@ -248,10 +247,11 @@ def is_done(folder: Path, recipe: Recipe) -> bool:
     """Return whether a folder contains the final model of a recipe, and its scores."""
     if not (folder / FINAL / "config.json").is_file() or (recipe.test and not (folder / RESULTS).is_file()):
         return False
-    recipe = recipe.with_whole_steps(earlier_baseline_steps(folder))
+    plan = Plan.of(recipe, folder, newest_checkpoint(folder))
     # A run with another recipe that was interrupted has written that recipe, and left the earlier model.
-    is_of_model = Evidence.load(folder / FINAL).recipe == without_private(differences(recipe))
-    return is_of_model and changes_of_recipe(recipe, folder) == {}
+    is_of_model = Evidence.load(folder / FINAL).recipe == without_private(differences(plan.settings))
+    earlier = mapping_in(folder / RECIPE)
+    return is_of_model and bool(earlier) and values_of(Recipe(**earlier).to_dict()) == values_of(plan.settings)
 
 
 def result_of(cell: Cell, folder: Path) -> CellResult:
@@ -283,13 +283,14 @@ def compare(last: CellResult, first: CellResult | None, recipe: Recipe, output: 
     if first is None:
         return
     data = recipe.data
+    scorers = {test.name: test.scorer for test in Plan.of(recipe, output).tests}
     for name in last.scores:
         paths = [output / result.name / f"{FINAL}-{name}.{data.target_lang}" for result in (first, last)]
         if name not in first.scores or not all(path.is_file() for path in paths):
             continue
         baseline, texts = (list(read_lines(path)) for path in paths)
         _, references = load_test_set(recipe.test[name], data.source_lang, data.target_lang, data.on_empty)
-        p_value = recipe.scorer_of(recipe.test[name]).compare(baseline, texts, references).p_value
+        p_value = scorers[name].compare(baseline, texts, references).p_value
         if p_value is not None:
             last.p_values[name] = p_value
 

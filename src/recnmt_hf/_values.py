@@ -228,13 +228,6 @@ def mapping(content: Any, place: str) -> dict[str, Any]:
     return dict(content)
 
 
-def check_fields(section: Any, place: str) -> None:
-    """Check the fields of a dataclass' object, and that none is empty text."""
-    check_options(section, f"{place}.")
-    for entry in fields(section):
-        check_not_empty(getattr(section, entry.name), f"{place}.{entry.name}")
-
-
 def check_content(value: Any, place: str) -> None:
     """Check that all text in a value can be written to a file, and that all numbers are finite."""
     if isinstance(value, (str, int, float)) and not isinstance(value, bool):

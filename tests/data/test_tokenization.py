@@ -171,6 +171,7 @@ def test_the_mark_of_a_space_is_a_space():
 def test_command_and_recipe_choose_bytes(tmp_path):
     from recnmt_hf.commands.main import main
     from recnmt_hf.training.inputs import prepare_tokenizers
+    from recnmt_hf.training.plan import Plan
     from recnmt_hf.training.recipe import Recipe
 
     (tmp_path / "text").write_text("hello world\n" * 3)
@@ -184,7 +185,7 @@ def test_command_and_recipe_choose_bytes(tmp_path):
     for chosen, known in ((None, [False, False]), (True, [False, True])):
         section = {"kind": "word", "target_kind": "bpe", "vocab_size": 400, "joint": False, "byte_fallback": chosen}
         recipe = Recipe(data=sides, tokenizer=section)
-        pair = prepare_tokenizers(recipe, tmp_path / str(chosen))
+        pair = prepare_tokenizers(Plan.of(recipe).data, tmp_path / str(chosen))
         assert [tokenizer.unk_token_id not in tokenizer("Ж")["input_ids"] for tokenizer in pair] == known
 
 

@@ -15,7 +15,8 @@ from recnmt_hf.models import kernels_vrnmt, modeling_vrnmt
 from recnmt_hf.models.kernels_rnmt import AttentionalSteps, SavedSteps
 from recnmt_hf.models.modeling_vrnmt import gaussian_kl
 from recnmt_hf.models.seq2seq_outputs import CACHE
-from recnmt_hf.training.checks import check_model
+from recnmt_hf.training.checks import model_on_meta
+from recnmt_hf.training.plan import Plan
 from recnmt_hf.training.recipe import Recipe
 
 
@@ -539,10 +540,10 @@ def test_beams_of_samples_are_refused():
 def test_a_recipe_with_beams_of_samples_is_refused_before_training():
     model = {"type": "vrnmt", "preset": "tiny", "fields": {"latent_inference": "sample"}}
     with rejects(field="decoding.beams"):
-        check_model(Recipe(model=model, decoding={"beams": 2}))
+        model_on_meta(Plan.of(Recipe(model=model, decoding={"beams": 2})))
     with rejects(field="training.bleu_beams"):
-        check_model(Recipe(model=model, decoding={"beams": 1}, training={"bleu_beams": 2}))
-    check_model(Recipe(model=model, decoding={"beams": 1}))
+        model_on_meta(Plan.of(Recipe(model=model, decoding={"beams": 1}, training={"bleu_beams": 2})))
+    model_on_meta(Plan.of(Recipe(model=model, decoding={"beams": 1})))
 
 
 @pytest.mark.parametrize("level", ["word", "sentence"])

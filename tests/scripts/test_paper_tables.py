@@ -6,7 +6,8 @@ from sweep import CellResult, cells_of, read_rows, table_of, with_size
 from user_errors import rejects
 
 from recnmt_hf.families import FAMILIES, paper_table_of
-from recnmt_hf.training.checks import check_model
+from recnmt_hf.training.checks import model_on_meta
+from recnmt_hf.training.plan import Plan
 from recnmt_hf.training.recipe import Recipe
 
 
@@ -56,7 +57,7 @@ def test_rows_are_those_of_the_tables_and_can_be_built(name, recipes):
     sizes = ("small",) if name in OF_ONE_SIZE else ("tiny", "base")
     for size in sizes:
         for cell in cells_of(with_size(rows, size, recipes / f"{recipe}.yaml"), [], []):
-            check_model(Recipe.from_file(recipes / f"{recipe}.yaml", cell.overrides))
+            model_on_meta(Plan.of(Recipe.from_file(recipes / f"{recipe}.yaml", cell.overrides)))
 
 
 def test_rows_fit_every_recipe_of_their_family(recipes):
@@ -66,7 +67,7 @@ def test_rows_fit_every_recipe_of_their_family(recipes):
             if name not in OF_ONE_SIZE and "rnnsearch" not in path.name:  # recipes of single rows
                 rows = with_size(read_rows(recipes / f"rows/{name}.yaml"), None, path)
                 for cell in cells_of(rows, [], []):
-                    check_model(Recipe.from_file(path, cell.overrides))
+                    model_on_meta(Plan.of(Recipe.from_file(path, cell.overrides)))
 
 
 def test_size_of_rows(tmp_path, recipes):

@@ -15,7 +15,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -247,8 +246,7 @@ def killed_everywhere(plan, folder, expected, scratch, resume=False, since="", u
         if (since and since not in tree) or until in tree:
             continue
         restore(tree, scratch)
-        with mock.patch("recnmt_hf.training.resuming.check_recipe", lambda *arguments: []):  # which changes nothing
-            checkpoint_to_resume(plan, scratch)
+        checkpoint_to_resume(scratch)
         cleaned = name_of_resumed(Snapshots(scratch).look()[0])
         if cleaned in resumed:
             continue

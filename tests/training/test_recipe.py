@@ -8,6 +8,7 @@ from recnmt_hf._values import options_of
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.training.arguments import training_options
+from recnmt_hf.training.plan import Plan
 from recnmt_hf.training.recipe import NO_EFFECT, Recipe, RunSection
 
 
@@ -101,7 +102,7 @@ def test_every_shipped_recipe_is_valid(repository):
     for path in paths:
         recipe = Recipe.from_file(path)
         recipe.training.use_cpu = True
-        recipe.trainer_arguments(repository / "outputs" / "none")
+        Plan.of(recipe, repository / "outputs" / "none")
 
 
 def test_every_accelerate_file_is_valid(repository):
@@ -126,14 +127,14 @@ def test_every_accelerate_file_is_valid(repository):
     ],
 )
 def test_number_of_checkpoints_that_are_kept(tmp_path, average, training, kept):
-    arguments = Recipe(average=average, training={**training, "use_cpu": True}).trainer_arguments(tmp_path)
+    arguments = Plan.of(Recipe(average=average, training={**training, "use_cpu": True}), tmp_path).arguments
     assert (arguments.keep_last, arguments.keep_best) == kept
 
 
 def test_epochs_decide_where_no_steps_are_given(tmp_path):
     recipe = Recipe(training={"num_train_epochs": 3})
     assert recipe.training.max_steps == -1
-    with rejects("training.max_steps=5", field="training.num_train_epochs"):
+    with rejects("training.max_steps", field="training.num_train_epochs"):
         Recipe(training={"num_train_epochs": 3, "max_steps": 5})
     for given, override, expected in (
         ("max_steps: 5", "training.num_train_epochs=2", (-1, 2)),

@@ -23,6 +23,7 @@ from recnmt_hf.inference import Translator
 from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.checkpoints import checkpoints_in, newest_checkpoint
 from recnmt_hf.training.evidence import Evidence
+from recnmt_hf.training.plan import Plan
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
 from recnmt_hf.training.trainer import NonFiniteLossError, TranslationTrainer
@@ -471,7 +472,7 @@ def test_every_score_has_the_tokenizer_of_the_target_language(tmp_path, capsys):
     assert "tok:zh" in Evidence.load(folder).tests[0].signature
     scorer = Recipe(**plan).training.scorer
     assert "tok:zh" in scorer.compare(["一二三。"], ["二一二。"], ["一二三。"], samples=2).signature
-    assert Recipe(**plan).trainer_arguments(tmp_path).scorer == scorer
+    assert Plan.of(Recipe(**plan), tmp_path).arguments.scorer == scorer
     translations = str(folder / "translations/unseen.zho_Hans")
     commands = {
         "tok:zh": [f"test {tmp_path}/run --set again {corpus['source']} {corpus['target']}"],

@@ -18,6 +18,7 @@ from recnmt_hf.models.configuration_gcn_rnmt import GCNRNMTConfig
 from recnmt_hf.models.modeling_gcn_rnmt import GCNRNMTForConditionalGeneration
 from recnmt_hf.training.evidence import Evidence
 from recnmt_hf.training.inputs import prepare_trees
+from recnmt_hf.training.plan import Plan
 from recnmt_hf.training.processes import logger as progress_logger
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
@@ -208,18 +209,18 @@ def test_corpora_without_trees_are_named(corpora, tmp_path, caplog):
     recipe = recipe_of({**corpora, "validation": {**plain, "source_column": "de"}}, test={})
     tokenizers = TokenizerPair(train_tokenizer(["a b"], "bpe", 20))
     with caplog.at_level("WARNING", logger=progress_logger.name):
-        assert prepare_trees(recipe, tokenizers).relations == tokenizers.relations
+        assert prepare_trees(Plan.of(recipe, tmp_path).data, tokenizers).relations == tokenizers.relations
         assert [record.message for record in caplog.records if "data.validation[0]" in record.message]
         caplog.clear()
         recipe = recipe_of({**corpora, "train": recipe.data.validation[0]}, test={})
-        assert prepare_trees(recipe, tokenizers) is None
+        assert prepare_trees(Plan.of(recipe, tmp_path).data, tokenizers) is None
     assert [record.message for record in caplog.records if "source_trees" in record.message]
     several = mock.Mock(num_processes=2)
     with mock.patch("recnmt_hf.training.inputs.PartialState", return_value=several):
         with rejects(field="data.train"):
-            prepare_trees(recipe, tokenizers)
+            prepare_trees(Plan.of(recipe, tmp_path).data, tokenizers)
         recipe.training.ddp_find_unused_parameters = True
-        assert prepare_trees(recipe, tokenizers) is None
+        assert prepare_trees(Plan.of(recipe, tmp_path).data, tokenizers) is None
 
 
 def test_the_card_of_a_model_that_reads_trees_names_them(run):

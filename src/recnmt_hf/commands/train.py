@@ -18,6 +18,7 @@ def add_arguments(parser: Parser) -> None:
     add("--resume", action="store_true", help="resume from the newest intact checkpoint")
     add("--overwrite", action="store_true", help="delete the files of an earlier run in the folder")
     add("--print-recipe", action="store_true", help="print the recipe with all defaults without training")
+    add("--plan", action="store_true", help="check the recipe and print what would be trained, without training")
     plot = "plot the learning curves of the runs whose folders are given in place of a recipe, in --output (default: "
     add("--plot", action="store_true", help=f"{plot}curve.png), a {PICTURE_HELP}")
 
@@ -40,19 +41,23 @@ def run(args: argparse.Namespace) -> None:
     from accelerate import PartialState
 
     from ..hub.card import write_card
-    from ..training.checks import check_decoding, check_model
+    from ..training.checks import dry_run, model_on_meta
+    from ..training.plan import Plan
     from ..training.recipe import Recipe
     from ..training.run import train
 
     if args.resume and args.overwrite:
         raise UserError("--resume and --overwrite cannot be combined.", field="--resume")
     recipe = Recipe.from_file(args.recipe, args.overrides)
-    if args.print_recipe:
-        check_model(recipe)
-        check_decoding(recipe)
-        print(recipe.to_yaml(), end="")
-        return
     output = args.output or Path("outputs") / Path(args.recipe).stem
+    if args.print_recipe or args.plan:
+        plan = Plan.of(recipe, output)
+        if args.plan:
+            dry_run(plan)
+        else:
+            model_on_meta(plan)
+        print(plan.describe() if args.plan else recipe.to_yaml(), end="")
+        return
     folder = train(recipe, output, resume=args.resume, overwrite=args.overwrite)
     # All processes leave the group together: while the card is written, the others may end, which can abort this one.
     PartialState().destroy_process_group()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import Annotated, Any
 import torch
 from transformers import Seq2SeqTrainingArguments
 
-from .._loading_errors import shorten
 from .._values import MOST_SEED, Option, Range, option, options_of
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from ..metrics.rouge import ROUGE_UNITS
 from .metrics import BLEU_TOKENIZERS, TEXT_METRICS, TextScorer, higher_is_better
 
@@ -97,9 +95,6 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         if self.metric_for_best_model is not None:
             self.greater_is_better = higher_is_better(self.metric_for_best_model, self.greater_is_better)
         super().__post_init__()
-        if self.dataloader_persistent_workers and not self.dataloader_num_workers:
-            remedy = "set dataloader_num_workers, or remove the field"
-            raise requirement("dataloader_persistent_workers", True, "dataloader_num_workers of at least 1", remedy)
 
     @property
     def device(self) -> torch.device:
@@ -150,44 +145,4 @@ def make_arguments(settings: Mapping[str, Any], output_dir: Path) -> Translation
     except UserError as error:
         raise error.inside("training") from error
     except Exception as error:  # of any library that transformers passes a value to
-        wrong = {}
-        for name in settings:  # without any one of the wrong settings, the arguments can be made
-            with suppress(Exception):
-                others = {other: settings[other] for other in settings if other != name}
-                TranslationTrainingArguments(output_dir=str(output_dir), **others)
-                wrong[name] = settings[name]
-        field = ", ".join(f"training.{name}" for name in wrong) or "training"
-        values = list(wrong.values())
-        raise rejection(field, values[0] if len(values) == 1 else values, error) from error
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
-def requirement(field: str, value: Any, other: str, remedy: str) -> UserError:
-    """Return the error for a value that needs another one."""
-    return UserError(f"{field}={short_repr(value, field)} requires {other}: {remedy}.", field=field)
-
-
-def conflict(field: str, value: Any, other: str, remedy: str) -> UserError:
-    """Return the error for a value that excludes another one."""
-    return UserError(f"{field}={short_repr(value, field)} is not supported with {other}: {remedy}.", field=field)
-
-
-def rejection(field: str, value: Any, error: Exception, remedy: str = "correct it, or remove it") -> UserError:
-    """Return the error for a value that a library rejects."""
-    reason = shorten(str(error) or type(error).__name__)
-    return UserError(f"{field}={short_repr(value, field)} cannot be used ({reason}): {remedy}.", field=field)
-
-
-@contextmanager
-def rejections_explained(
-    field: str, value: Any, remedy: str = "correct it, or remove it", errors: type[Exception] = Exception
-) -> Iterator[None]:
-    """Turn errors of libraries, which concern a value of the user, into a `UserError`."""
-    try:
-        yield
-    except UserError:
-        raise
-    except errors as error:
-        raise rejection(field, value, error, remedy) from error
+        raise UserError(f"training: {error}", field="training") from error

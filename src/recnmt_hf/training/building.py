@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pkgutil
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 from transformers import (
     CONFIG_MAPPING,
@@ -17,17 +18,17 @@ from transformers import (
     GenerationConfig,
 )
 
-from .._loading_errors import looks_local
-from .._values import Range, check_content, check_fields, check_value, documented, given_fields, option
+from .._loading_errors import folder_of_model
+from .._values import Range, check_content, check_options, check_value, documented, given_fields, option
 from ..data.tokenizer_checks import number_of_symbols, stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError, short_repr
 from ..families import MODEL_TYPES
 from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.seq2seq_base import Seq2SeqConditionalGeneration
-from .arguments import rejections_explained
 
 
+ModelOrArchitecture = TypeVar("ModelOrArchitecture", "ModelSection", "Architecture")
 CLASS_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)[.:]([^\W\d]\w*)")
 EXAMPLE = "package.module:ClassForConditionalGeneration"
 # Larger sizes are typing errors; they are rejected before memory is allocated.
@@ -54,34 +55,42 @@ class ModelSection:
         "and fields without parameters that `model.fields` does not state",
     )
 
-    @property
-    def base_model(self) -> str | None:
-        """Model id on the Hub that initializes the model."""
-        return None if self.init_from is None or looks_local(self.init_from) else self.init_from
-
-    def check(self) -> None:
-        """Raise `UserError` for a value that is not allowed. Nothing is imported."""
-        check_model_type(self.type)
-        check_fields(self, "model")
-        check_content(self.fields, "model.fields")
+    def __post_init__(self) -> None:
+        check_options(self)
+        check_model_type(self.type, "type")
+        check_content(self.fields, "fields")
         for name, value in self.fields.items():
             most = MOST_LAYERS if name.endswith("_layers") else MOST_SYMBOLS if "vocab" in name else MOST_WIDTH
-            for number, size in enumerate(value if isinstance(value, list) else [value]):
-                if isinstance(size, int) and not isinstance(size, bool):
-                    place = f"model.fields.{name}" + (f"[{number}]" if isinstance(value, list) else "")
-                    check_value(place, size, int, Range(most=most))
+            for size in value if isinstance(value, list) else [value]:
+                if type(size) is int:
+                    check_value(f"fields.{name}", size, int, Range(most=most))
+        if self.init_from is not None:
+            self.init_from = folder_of_model(self.init_from)
 
 
-def check_model_type(name: Any) -> None:
-    """Check that `model.type` is registered, or has the form of a class path. Nothing is imported."""
-    if isinstance(name, str) and (is_registered(name) or CLASS_PATH.fullmatch(name)):
-        return
-    check_value("model.type", name, Literal[tuple(MODEL_TYPES)])
+@dataclass(frozen=True)
+class Architecture:
+    """The model that a plan trains; the fields are those of [`ModelSection`]."""
+
+    type: str
+    preset: str
+    fields: Mapping[str, Any]
+    init_from: str | None = None
+
+    def __str__(self) -> str:
+        changed = "".join(f", {name}={short_repr(value)}" for name, value in list(self.fields.items())[:6])
+        return f"{self.type} ({self.preset}{changed})"
 
 
 def is_registered(name: str) -> bool:
     """Return whether a name is the `model_type` of a configuration that recipes can build."""
     return name in MODEL_TYPES or (name in CONFIG_MAPPING and issubclass(CONFIG_MAPPING[name], Seq2SeqConfig))
+
+
+def check_model_type(name: str, field: str = "model.type") -> None:
+    """Check that `model.type` is registered, or has the form of a class path. Nothing is imported."""
+    if not is_registered(name) and not CLASS_PATH.fullmatch(name):
+        check_value(field, name, Literal[tuple(MODEL_TYPES)])
 
 
 # Fields without parameters that decide what the weights of a trained model compute. Numbers of heads apply if the
@@ -107,8 +116,18 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
     check_model_type(name)
     if is_registered(name):
         return cast("type[Seq2SeqConfig]", CONFIG_MAPPING[name])
-    model_class = import_model_class(name)
-    config_class, model_type = model_class.config_class, model_class.config_class.model_type
+    try:
+        found = pkgutil.resolve_name(CLASS_PATH.sub(r"\1:\2", name))
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"model.type={name} cannot be imported ({error}).", field=name) from error
+    if not (isinstance(found, type) and issubclass(found, Seq2SeqConditionalGeneration)):
+        raise UserError(
+            f"model.type={name} cannot generate. Name a subclass of e.g. NMTTransformerForConditionalGeneration.",
+            field=name,
+        )
+    model_class: Any = found
+    config_class = model_class.config_class
+    model_type = config_class.model_type
     owner = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(config_class, None)
     is_taken = model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] is not config_class
     if not model_type or is_taken or owner not in (None, model_class):
@@ -124,34 +143,23 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
     return config_class
 
 
-def import_model_class(path: str) -> Any:
-    """Import the generating class of a path; `UserError` if it does not exist or is another kind of class."""
-    try:
-        model_class: Any = pkgutil.resolve_name(CLASS_PATH.sub(r"\1:\2", path))
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"model.type={path} cannot be imported ({error}).", field=path) from error
-    if not (isinstance(model_class, type) and issubclass(model_class, Seq2SeqConditionalGeneration)):
-        raise UserError(
-            f"model.type={path} cannot generate. Name a subclass of e.g. NMTTransformerForConditionalGeneration.",
-            field=path,
-        )
-    return model_class
-
-
-def build_config(section: ModelSection, **vocabulary: Any) -> Any:
+def build_config(section: ModelSection | Architecture, **vocabulary: Any) -> Any:
     """Build the configuration of a recipe's model; `vocabulary` has defaults from the tokenizers."""
     config_class = config_class_of(section.type)
     known = {field.name for field in fields(config_class)} | config_class.former_fields
     given_fields(section.fields, known, "model.fields")
     check_value("model.preset", section.preset, Literal[tuple(config_class.presets)])
-    with rejections_explained("model.fields", section.fields, "correct it"):  # transformers checks some types itself
-        try:
-            return config_class.from_preset(section.preset, **{**vocabulary, **section.fields})
-        except UserError as error:
-            raise error.inside("model.fields") from error
+    try:
+        return config_class.from_preset(section.preset, **{**vocabulary, **section.fields})
+    except UserError as error:
+        raise error.inside("model.fields") from error
+    except Exception as error:  # transformers checks some types itself
+        raise UserError(f"model.fields: {error}", field="model.fields") from error
 
 
-def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baseline: bool = False) -> list[Any]:
+def stage_configs(
+    section: ModelSection | Architecture, tokenizers: TokenizerPair, with_baseline: bool = False
+) -> list[Any]:
     """
     Build the configuration of a recipe's model for its tokenizers; with a baseline stage, after that of the baseline.
     `UserError` if the tokenizers do not match each other or `model.fields`.
@@ -184,7 +192,7 @@ def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baselin
     return configs
 
 
-def with_fields_of(folder: str | Path, section: ModelSection) -> ModelSection:
+def with_fields_of(folder: str | Path, section: ModelOrArchitecture) -> ModelOrArchitecture:
     """
     Return the section with the fields of a trained model that have no parameters, such as its activation function and
     numbers of heads, without which its weights compute something else. Fields that the recipe states remain.

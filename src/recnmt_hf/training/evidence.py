@@ -202,8 +202,12 @@ def curve_of(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [rows[step] for step in sorted(rows)]
 
 
-def differences(recipe: Recipe) -> dict[str, Any]:
-    """Return the values of a recipe that are not the default, and always languages, data, preset, steps and seed."""
+def differences(recipe: Recipe | Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Return the values of a recipe, or of its [`~recnmt_hf.Recipe.to_dict`], that are not the default, and always
+    languages, data, preset, steps and seed.
+    """
+    settings = recipe.to_dict() if isinstance(recipe, Recipe) else recipe
     always = {"type", "preset", "train", "validation", "source_lang", "target_lang", "seed", "max_steps"}
     defaults = {**Recipe().to_dict(), "training": TRAINING_DEFAULTS}
     changed = {
@@ -212,7 +216,7 @@ def differences(recipe: Recipe) -> dict[str, Any]:
             for name, value in values.items()
             if name in always or defaults[section].get(name, None) != value
         }
-        for section, values in recipe.to_dict().items()
+        for section, values in settings.items()
     }
     return {section: values for section, values in changed.items() if values}
 

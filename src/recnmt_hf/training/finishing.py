@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .._loading_errors import looks_local
 from .._plain_text import is_blank
 from .._values import stated
 from ..data.corpora import load_test_set
@@ -24,43 +25,43 @@ from ..errors import UserError
 from ..inference.loading import load_model
 from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
-from .arguments import TranslationTrainingArguments
+from .callbacks import Stopwatch
 from .checkpoints import average_checkpoints, checkpoints_in, choose_checkpoints, state_of, steps_of
 from .evidence import TRANSLATIONS, Evidence, about_model, average_of, curve_of, differences, hardware, versions
 from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
+from .plan import Plan
 from .processes import logger
-from .recipe import AVERAGE, Recipe
+from .recipe import AVERAGE
 from .testing import add_score, test_model
-from .trainer import Stopwatch, TranslationTrainer
+from .trainer import TranslationTrainer
 
 
 # Batches over which the averages of batch norm are recomputed for averaged weights.
 NORM_BATCHES = 200
 
 
-def finish(
-    recipe: Recipe, output_dir: Path, arguments: TranslationTrainingArguments, trainer: TranslationTrainer
-) -> None:
+def finish(plan: Plan, trainer: TranslationTrainer) -> None:
     """Average checkpoints into the final model and test it."""
+    output_dir, arguments, count = plan.output_dir, plan.arguments, plan.average
     metric = f"eval_{(arguments.metric_for_best_model or 'loss').removeprefix('eval_')}"
-    average, is_better = recipe.average, arguments.greater_is_better is not False
-    chosen = choose_checkpoints(output_dir, average.count, average.which, metric, is_better, logger.info)
+    which, is_better = "best" if plan.average_best else "last", arguments.greater_is_better is not False
+    chosen = choose_checkpoints(output_dir, count, which, metric, is_better, logger.info)
     logger.info(f"Final model: the average of {', '.join(folder.name for folder in chosen)}.")
-    if len(chosen) < average.count:
-        logger.info(f"The run has fewer checkpoints than average.count={average.count}.")
+    if len(chosen) < count:
+        logger.info(f"The run has fewer checkpoints than average.count={count}.")
     final, working = output_dir / FINAL, output_dir / f"{FINAL}.partial"
     shutil.rmtree(working, ignore_errors=True)
     average_checkpoints(chosen, working)
     if len(chosen) > 1:
         refresh_norms(working, trainer)
-    evidence = evidence_of_run(recipe, output_dir, trainer, [folder.name for folder in chosen])
+    evidence = evidence_of_run(plan, trainer, [folder.name for folder in chosen])
     if trainer.state.global_step == trainer.steps_before:
-        keep_results(evidence, final, working, recipe.test)
+        keep_results(evidence, final, working, [test.name for test in plan.tests])
     evidence.save(working)
     (output_dir / RESULTS).unlink(missing_ok=True)  # of an earlier model
     replace_folder(working, final, output_dir / REPLACED)
-    if recipe.test:
-        results = test(recipe, final, arguments.device)
+    if plan.tests:
+        results = test(plan, final)
         results["averaged"] = [folder.name for folder in chosen]
         with open_output(output_dir / RESULTS) as file:
             json.dump(results, file, indent=2)
@@ -85,24 +86,24 @@ def keep_results(evidence: Evidence, final: Path, working: Path, tests: Collecti
                     evidence.add(score)
 
 
-def evidence_of_run(recipe: Recipe, output_dir: Path, trainer: TranslationTrainer, averaged: list[str]) -> Evidence:
+def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]) -> Evidence:
     """Return the evidence of a finished run, without scores."""
-    newest = checkpoints_in(output_dir)[-1][1]  # a resumed run without steps has no log of its own
+    newest = checkpoints_in(plan.output_dir)[-1][1]  # a resumed run without steps has no log of its own
     state, tokenizers = state_of(newest), trainer.tokenizers
     stopwatch = state.get("stateful_callbacks", {}).get(Stopwatch.__name__, {}).get("attributes", {})
     texts = sorted((text for text in trainer.eval_dataset["source"][:] if not is_blank(text)), key=len)
-    is_given = recipe.model.init_from or recipe.tokenizer.source
+    start = plan.data.model.init_from
     return Evidence(
-        model={**about_model(trainer.model.config, trainer.model.num_parameters()), "preset": recipe.model.preset},
-        languages=[recipe.data.source_lang, recipe.data.target_lang],
-        recipe=differences(recipe),
+        model={**about_model(trainer.model.config, trainer.model.num_parameters()), "preset": plan.data.model.preset},
+        languages=[plan.data.source_lang, plan.data.target_lang],
+        recipe=differences(plan.settings),
         data={
             "training_pairs": len(trainer.train_dataset),
             "validation_pairs": len(trainer.eval_dataset),
             **drawn_pairs(trainer),
         },
         tokenizer={
-            "kind": "given" if is_given else recipe.tokenizer.kind,
+            "kind": "given" if start or plan.data.tokenizers else plan.data.vocabularies[0]["kind"],
             "source_symbols": len(tokenizers.source),
             "target_symbols": len(tokenizers.target),
             "joint": tokenizers.is_joint,
@@ -120,7 +121,7 @@ def evidence_of_run(recipe: Recipe, output_dir: Path, trainer: TranslationTraine
         },
         curve=curve_of(state["log_history"]),
         versions=versions(),
-        base_model=recipe.model.base_model,
+        base_model=None if start is None or looks_local(start) else start,
         example=texts[len(texts) // 2] if texts else "",
     )
 
@@ -171,26 +172,28 @@ def refresh_norm(norm: Any, model: Any, trainer: TranslationTrainer) -> None:
     norm.momentum = momentum
 
 
-def test(recipe: Recipe, folder: Path, device: torch.device) -> dict[str, Any]:
+def test(plan: Plan, folder: Path) -> dict[str, Any]:
     """
-    Translate the recipe's test sets and return the scores. The translations are written beside the model's folder and
-    into it, and the scores into its evidence.
+    Translate the test sets and return the scores. The translations are written beside the model's folder and into it,
+    and the scores into its evidence.
     """
-    translator = Translator.from_pretrained(folder, device=device)
-    options, data = recipe.decoding, recipe.data
+    translator = Translator.from_pretrained(folder, device=plan.arguments.device)
+    options, on_empty = plan.decoding, plan.data.reading["on_empty"]
+    languages = plan.data.source_lang, plan.data.target_lang
     decoding = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in TEXT_OPTIONS}
     results: dict[str, Any] = {"decoding": decoding}
-    for name, corpora in recipe.test.items():
-        sources, references = load_test_set(corpora, data.source_lang, data.target_lang, data.on_empty)
+    for test_set in plan.tests:
+        name, corpora = test_set.name, test_set.corpora
+        sources, references = load_test_set(corpora, *languages, on_empty)
         dataset = [stated(corpus) for corpus in corpora]
-        languages = data.source_lang, data.target_lang
         rows: list[Any] = []  # tag and languages of each segment
         for corpus in corpora:
             codes = tuple(corpus.language_columns(*languages, translator.tokenizers).values())
-            rows += [(corpus.target_tag or "", codes) for _ in corpus.test_rows(*languages, data.on_empty)]
-        segments, scorer = (sources, references, data.target_lang, options), recipe.scorer_of(corpora)
-        score, texts, line = test_model(translator, name, *segments, scorer, dataset, *zip(*rows, strict=True))
-        write_lines(folder.parent / f"{FINAL}-{name}.{data.target_lang}", texts)
+            rows += [(corpus.target_tag or "", codes) for _ in corpus.test_rows(*languages, on_empty)]
+        segments = sources, references, languages[1], options
+        tested = test_model(translator, name, *segments, test_set.scorer, dataset, *zip(*rows, strict=True))
+        score, texts, line = tested
+        write_lines(folder.parent / f"{FINAL}-{name}.{languages[1]}", texts)
         logger.info(line)
         results[name] = {**score.scores, "signature": score.signature, "sentences": len(sources)}
         with Evidence.changing(folder) as evidence:

@@ -14,7 +14,7 @@ from torch import nn
 from .._values import Range, check_options, check_value, documented, option
 from ..errors import UserError
 from ..models.seq2seq_loss import divisor
-from .arguments import TranslationTrainingArguments, conflict
+from .arguments import TranslationTrainingArguments
 
 
 # Added to the attention weights, as Marian does: its logarithm bounds the loss of a link that the model misses.
@@ -56,8 +56,8 @@ def check_checkpointing(arguments: TranslationTrainingArguments) -> None:
     """Raise `UserError` for reentrant gradient checkpointing, which lets no gradient into attention weights."""
     settings: Any = arguments.gradient_checkpointing_kwargs or {}
     if arguments.gradient_checkpointing and settings.get("use_reentrant"):
-        field = "training.gradient_checkpointing_kwargs.use_reentrant"
-        raise conflict(field, True, "guided_alignment", "set it to false")
+        field = "training.gradient_checkpointing_kwargs"
+        raise UserError(f"{field}: guided_alignment requires use_reentrant: false.", field=field)
 
 
 def guided_alignment_loss(weights: torch.Tensor, links: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,79 +14,85 @@ from typing import Any
 
 from accelerate import PartialState
 from datasets import Dataset, interleave_datasets
-from transformers import PreTrainedTokenizerBase
 
-from ..data.corpora import Corpus, load_pairs, prepare_dataset, tokenizer_fingerprint
+from ..data.corpora import load_pairs, prepare_dataset, tokenizer_fingerprint
 from ..data.files import explained_preparation, open_output, reject_model_folder, remove
 from ..data.locks import lock
 from ..data.sharded import ShardedDataset
 from ..data.sharding import ShardRecord, prepare_shards, read_json
 from ..data.tags import check_known
 from ..data.tokenization import load_tokenizer, require_control_tokens, train_tokenizer
-from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
+from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import RELATIONS_FILE, Relations, TreeEncoder, tree_options
 from ..errors import ExistingFileError, UserError, short_repr
 from ..models.user_errors import masked
-from .arguments import conflict
-from .building import stage_configs
+from .building import Architecture, stage_configs
+from .output_folder import DATA, PARTIAL_TOKENIZERS, SOURCE_TOKENIZER, TOKENIZER_FILES
+from .plan import Plan, Preparation
 from .processes import logger
-from .recipe import DataSection, Recipe, TokenizerSection
+from .recipe import Recipe
 
 
-# Folder of prepared data in the output folder.
-DATA = "data"
-SOURCE_TOKENIZER = "tokenizer"
-PARTIAL_TOKENIZERS = "tokenizers.partial"
-# Files and folders of the tokenizers there, in the order in which they are written.
-TOKENIZER_FILES = (RELATIONS_FILE, TARGET_TOKENIZER, SOURCE_TOKENIZER)
 # File of the section `tokenizer` with which the tokenizers of data in shards were made.
 TOKENIZER_SECTION = "tokenizer_section.json"
 
 
-def prepare_inputs(
-    recipe: Recipe, output_dir: Path, checkpoint: Path | None
-) -> tuple[TokenizerPair, Dataset | ShardedDataset, Dataset]:
-    """Return the tokenizers, which a resumed run takes from its checkpoint, and the training and validation data."""
-    data = recipe.data
+@dataclass(frozen=True)
+class Inputs:
+    """Tokenizers and prepared data of a run."""
+
+    tokenizers: TokenizerPair
+    train: Dataset | ShardedDataset
+    validation: Dataset
+
+
+def prepare_inputs(plan: Plan, checkpoint: Path | None) -> Inputs:
+    """Return tokenizers, which a resumed run takes from its checkpoint, and data."""
+    data, baseline = plan.data, plan.data.model.init_from
     if checkpoint is not None:
         tokenizers = load_tokenizers(checkpoint)
+    elif data.prepared is None:
+        tokenizers = prepare_tokenizers(data, plan.output_dir)
     else:
-        tokenizers = prepare_tokenizers(recipe, output_dir) if data.prepared is None else load_with_shards(recipe)
-    fit_to_corpora(recipe, tokenizers)
-    trees = prepare_trees(recipe, tokenizers)
+        tokenizers = TokenizerPair.load(data.prepared, source_subfolder=SOURCE_TOKENIZER)
+        if baseline is not None and fingerprints(tokenizers) != fingerprints(load_tokenizers(baseline)):
+            raise UserError(
+                f"data.prepared was prepared with other tokenizers than those of model.init_from={baseline}.",
+                field="data.prepared",
+            )
+    fit_to_corpora(data, tokenizers)
+    trees = prepare_trees(data, tokenizers)
     prepare: Callable[..., Dataset] = partial(
         prepare_dataset,
         source_tokenizer=tokenizers.source,
         target_tokenizer=tokenizers.target,
-        cache_dir=data.cache_dir or output_dir / DATA,
+        cache_dir=data.cache_dir or plan.output_dir / DATA,
         trees=trees,
-        **{name: getattr(data, name) for name in ("source_lang", "target_lang", "on_empty", "num_proc", "on_long")},
+        **data.reading,
     )
-    longest = {name: getattr(data, name) for name in ("max_source_length", "max_target_length")}
     # Validation pairs are limited only by the model's positions.
-    least = 0 if data.on_long == "truncate" else recipe.model.fields.get("max_position_embeddings", 1024) - 1
-    longest_validation = {name: max(length, least) for name, length in longest.items()}
+    positions = plan.data.model.fields.get("max_position_embeddings", 1024) - 1
+    least = 0 if data.reading["on_long"] == "truncate" else positions
+    longest_validation = {name: max(length, least) for name, length in data.lengths.items()}
     validation = prepare(data.validation, keep_text=True, **longest_validation)
     if data.prepared is not None:
-        return tokenizers, load_shards(recipe, tokenizers, trees), validation
-    corpora = training_corpora(recipe)
-    if data.temperature is None or len(corpora) == 1:
-        train = prepare(corpora, max_length_ratio=data.max_length_ratio, **longest)
-    else:
-        parts = [prepare([corpus], max_length_ratio=data.max_length_ratio, **longest) for corpus in corpora]
-        train = mix(parts, data.temperature, recipe.training.seed)
-    return tokenizers, train, validation
+        return Inputs(tokenizers, load_shards(data, tokenizers, trees), validation)
+    limits = {**data.lengths, "max_length_ratio": data.max_length_ratio}
+    if data.mixture.temperature is None or len(data.train) == 1:
+        return Inputs(tokenizers, prepare(data.train, **limits), validation)
+    parts = [prepare([corpus], **limits) for corpus in data.train]
+    return Inputs(tokenizers, mix(parts, data.mixture.temperature, data.seed), validation)
 
 
-def fit_to_corpora(recipe: Recipe, tokenizers: TokenizerPair) -> None:
+def fit_to_corpora(data: Preparation, tokenizers: TokenizerPair) -> None:
     """
     Set the languages of tokenizers that name languages by tokens to those of the first training corpus, the default of
     the trained model. `UserError` for an unknown language, or a tag that is not one symbol of its tokenizer.
     """
     languages: dict[str, str | None] = {}
-    for place, corpus in recipe.corpora:
+    for place, corpus in data.places:
         try:
-            own = corpus.language_columns(recipe.data.source_lang, recipe.data.target_lang, tokenizers)
+            own = corpus.language_columns(data.source_lang, data.target_lang, tokenizers)
         except UserError as error:
             raise error.inside(place if getattr(corpus, str(error.field)) else "data") from None
         languages = languages or own
@@ -98,63 +104,41 @@ def fit_to_corpora(recipe: Recipe, tokenizers: TokenizerPair) -> None:
             setattr(tokenizer, name, code)
 
 
-def load_with_shards(recipe: Recipe) -> TokenizerPair:
-    """Load the tokenizers of data in shards. `UserError` if a warm start's baseline has others."""
-    folder = str(recipe.data.prepared)
-    tokenizers = TokenizerPair.load(folder, source_subfolder=SOURCE_TOKENIZER)
-    if recipe.model.init_from is not None:
-        baseline = load_tokenizers(recipe.model.init_from)
-        if have_other_symbols(tokenizers, baseline):
-            changes = f"tokenizers (model.init_from={recipe.model.init_from} has others)"
-            raise UserError(
-                f"data.prepared was prepared with another recipe; these differ (prepared -> recipe): {changes}.",
-                field="data.prepared",
-            )
-    return tokenizers
-
-
-def load_shards(recipe: Recipe, tokenizers: TokenizerPair, trees: TreeEncoder | None) -> ShardedDataset:
+def load_shards(data: Preparation, tokenizers: TokenizerPair, trees: TreeEncoder | None) -> ShardedDataset:
     """Load training data in shards. `UserError` if it was prepared with another recipe or other tokenizers."""
-    folder = str(recipe.data.prepared)
-    data = ShardedDataset(folder, recipe.data.mixture)
-    prepared = data.manifest
-    settings = asdict(recipe.data.shard_settings)
-    before = [masked(corpus) for corpus, _ in prepared["corpora"]]
-    now = [corpus.identity() for corpus in training_corpora(recipe)]
-    pairs = [(f"data.{name}", prepared["settings"].get(name), value) for name, value in settings.items()]
-    pairs.append(("number of corpora in data.train", len(before), len(now)))
-    for number, (old, new) in enumerate(zip(before, now, strict=False)):
-        pairs += [(f"data.train[{number}].{name}", old.get(name), new.get(name)) for name in old | new]
-    section = section_of_data(recipe)
-    made = read_json(Path(folder) / TOKENIZER_SECTION) or section
-    pairs += [(f"tokenizer.{name}", made.get(name), value) for name, value in section.items()]
-    pairs.append(("dependency trees", prepared.get("trees"), None if trees is None else trees.fingerprint()))
-    changes = [f"{name}: {short_repr(old)} -> {short_repr(new)}" for name, old, new in pairs if old != new]
-    if prepared["tokenizers"] != list(map(tokenizer_fingerprint, tokenizers)):
-        changes.append("tokenizers")
-    if changes:
+    folder = str(data.prepared)
+    shards = ShardedDataset(folder, data.mixture)
+    manifest = shards.manifest
+    before = {f"data.{name}": manifest["settings"].get(name) for name in asdict(data.shards)}
+    old = [masked(corpus) for corpus, _ in manifest["corpora"]]
+    new = [corpus.identity() for corpus in data.train]
+    before["number of corpora in data.train"] = len(old)
+    for number, (corpus, _) in enumerate(zip(old, new, strict=False)):
+        before |= {f"data.train[{number}].{name}": value for name, value in corpus.items()}
+    made = read_json(Path(folder) / TOKENIZER_SECTION) or data.tokenizer_settings
+    before |= {f"tokenizer.{name}": made.get(name) for name in data.tokenizer_settings}
+    before |= {"dependency trees": manifest.get("trees"), "tokenizers": manifest["tokenizers"]}
+    now = {f"data.{name}": value for name, value in asdict(data.shards).items()}
+    now["number of corpora in data.train"] = len(new)
+    for number, (_, corpus) in enumerate(zip(old, new, strict=False)):
+        now |= {f"data.train[{number}].{name}": value for name, value in corpus.items()}
+    now |= {f"tokenizer.{name}": value for name, value in data.tokenizer_settings.items()}
+    now |= {"dependency trees": trees and trees.fingerprint(), "tokenizers": fingerprints(tokenizers)}
+    if changes := [
+        f"{name}: {short_repr(before.get(name))} -> {short_repr(now.get(name))}"
+        for name in before | now
+        if before.get(name) != now.get(name)
+    ]:
         raise UserError(
             f"data.prepared was prepared with another recipe; these differ (prepared -> recipe): {'; '.join(changes)}.",
             field="data.prepared",
         )
-    return data
+    return shards
 
 
-def have_other_symbols(tokenizers: TokenizerPair, others: TokenizerPair) -> bool:
-    """Return whether tokenizers encode text differently than others."""
-    return list(map(tokenizer_fingerprint, tokenizers)) != list(map(tokenizer_fingerprint, others))
-
-
-def section_of_data(recipe: Recipe) -> dict[str, Any]:
-    """Return the section `tokenizer` without what is for training alone."""
-    return asdict(replace(recipe.tokenizer, dropout=0.0))
-
-
-def training_corpora(recipe: Recipe) -> list[Corpus]:
-    """Return the training corpora, with their links only if the run uses them."""
-    if recipe.guides_alignment:
-        return recipe.data.train
-    return [replace(corpus, alignments=None) if corpus.alignments else corpus for corpus in recipe.data.train]
+def fingerprints(tokenizers: TokenizerPair) -> list[str]:
+    """Return what tells apart tokenizers that encode text differently."""
+    return list(map(tokenizer_fingerprint, tokenizers))
 
 
 def prepare_in_shards(
@@ -167,27 +151,28 @@ def prepare_in_shards(
     with explained_preparation(output):
         output.mkdir(parents=True, exist_ok=True)
         reject_model_folder(output)
+    data = Preparation.of(recipe, Architecture(**asdict(recipe.model)))
     with lock(output / ".lock", 24 * 3600):  # another part trains the tokenizers
         others = [path for path in output.iterdir() if not path.name.startswith(".")]
         if not (output / TOKENIZER_SECTION).exists() and others:
             raise ExistingFileError(f"{output} is not empty.", field=output)
-        section = section_of_data(recipe)
+        section = data.tokenizer_settings
         earlier = read_json(output / TOKENIZER_SECTION)
         # A preparation that failed before it had tokenizers may be repeated with others.
         if earlier is not None and earlier != section and (output / SOURCE_TOKENIZER).is_dir():
             raise UserError(f"{output} has data that was prepared with other tokenizer settings.", field=output)
         with open_output(output / TOKENIZER_SECTION) as file:
             json.dump(section, file, indent=1)
-        tokenizers = prepare_tokenizers(recipe, output)
-        fit_to_corpora(recipe, tokenizers)
-        trees = prepare_trees(recipe, tokenizers)
+        tokenizers = prepare_tokenizers(data, output)
+        fit_to_corpora(data, tokenizers)
+        trees = prepare_trees(data, tokenizers)
         if not (output / SOURCE_TOKENIZER).is_dir() or (trees and not (output / RELATIONS_FILE).is_file()):
             save_tokenizers(tokenizers, output)
     return prepare_shards(
-        training_corpora(recipe),
+        data.train,
         tokenizers,
         output,
-        recipe.data.shard_settings,
+        data.shards,
         workers=workers,
         part=part,
         trees=trees,
@@ -210,16 +195,18 @@ def mix(parts: Sequence[Dataset], temperature: float, seed: int) -> Dataset:
     return interleave_datasets(marked, probabilities, seed=seed, stopping_strategy="all_exhausted")
 
 
-def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> TokenizerPair:
+def prepare_tokenizers(data: Preparation, output_dir: Path) -> TokenizerPair:
     """Load or train the tokenizers. A warm start uses those of its baseline."""
-    section, baseline = recipe.tokenizer, recipe.model.init_from
-    if section.source:
-        source = load_tokenizer(section.source)
-        target = None if section.joint else load_tokenizer(section.target or section.source)
-        tokenizers = TokenizerPair(source, target)
-        if baseline is not None and have_other_symbols(tokenizers, load_tokenizers(baseline)):
-            other = f"model.init_from={baseline}, a model with other tokenizers"
-            raise conflict("tokenizer.source", section.source, other, "remove it, to use those of the model")
+    baseline = data.model.init_from
+    if data.tokenizers:
+        given = [load_tokenizer(folder) for folder in data.tokenizers]
+        tokenizers = TokenizerPair(given[0], given[1] if len(given) > 1 else None)
+        if baseline is not None and fingerprints(tokenizers) != fingerprints(load_tokenizers(baseline)):
+            raise UserError(
+                f"tokenizer.source is not supported with model.init_from={baseline}, a model with other tokenizers. "
+                "Remove it, to use those of the model.",
+                field="tokenizer.source",
+            )
         return tokenizers
     if (output_dir / SOURCE_TOKENIZER).is_dir():
         return TokenizerPair.load(output_dir, source_subfolder=SOURCE_TOKENIZER)
@@ -227,24 +214,31 @@ def prepare_tokenizers(recipe: Recipe, output_dir: Path) -> TokenizerPair:
         tokenizers = load_tokenizers(baseline)
         logger.info(f"Using the tokenizers of {baseline}.")
     else:
-        logger.info(f"Training the {'joint ' if section.joint else ''}{section.kind} tokenizer.")
-        tokenizers = train_tokenizers(recipe.data, section)
+        is_joint = len(data.vocabularies) == 1
+        logger.info(f"Training the {'joint ' if is_joint else ''}{data.vocabularies[0]['kind']} tokenizer.")
+        corpora = [replace(corpus, source_tag=None, target_tag=None) for corpus in data.train]
+        trained = []
+        for sides, settings in zip(
+            [("source", "target")] if is_joint else [("source",), ("target",)], data.vocabularies, strict=True
+        ):
+            pairs = load_pairs(corpora, data.source_lang, data.target_lang, data.reading["on_empty"])
+            texts = (str(getattr(pair, side)) for pair in islice(pairs, data.max_sentences) for side in sides)
+            trained.append(train_tokenizer(texts, **settings))
+        tokenizers = TokenizerPair(trained[0], None if is_joint else trained[1])
     save_tokenizers(tokenizers, output_dir)
     return tokenizers
 
 
-def prepare_trees(recipe: Recipe, tokenizers: TokenizerPair) -> TreeEncoder | None:
+def prepare_trees(data: Preparation, tokenizers: TokenizerPair) -> TreeEncoder | None:
     """
     Return the encoder of dependency trees, or `None` if the model reads none or the training data has none. Relations
     are added to the tokenizers, unless they come with those of a trained model. `UserError` if several processes train
     without trees.
     """
-    data = recipe.data
-    if tree_options(stage_configs(recipe.model, tokenizers)[-1]) is None:
+    if tree_options(stage_configs(data.model, tokenizers)[-1]) is None:
         return None
     if not any(corpus.has_trees for corpus in data.train):
-        finds_unused = recipe.training.ddp_find_unused_parameters  # those without gradients
-        if PartialState().num_processes > 1 and not finds_unused:
+        if PartialState().num_processes > 1 and not data.allows_unused:
             raise UserError(
                 "data.train has no dependency trees, but training this model on several processes requires them. Set "
                 "source_trees or tree_columns, or training.ddp_find_unused_parameters=true.",
@@ -256,12 +250,12 @@ def prepare_trees(recipe: Recipe, tokenizers: TokenizerPair) -> TreeEncoder | No
         )
         return None
     if tokenizers.relations is None:
-        pairs = load_pairs(data.train, data.source_lang, data.target_lang, data.on_empty)
-        tokenizers.relations = Relations.count((pair.source for pair in pairs), recipe.tokenizer.relation_subtypes)
+        pairs = load_pairs(data.train, data.source_lang, data.target_lang, data.reading["on_empty"])
+        tokenizers.relations = Relations.count((pair.source for pair in pairs), data.relation_subtypes)
         logger.info(f"{len(tokenizers.relations)} relations of dependency trees.")
-    if places := [place for place, corpus in recipe.corpora if not corpus.has_trees]:
-        logger.warning(f"Warning: {', '.join(places)} have no dependency trees; sources are read without them.")
-    return tokenizers.tree_encoder(stage_configs(recipe.model, tokenizers)[-1])
+    if without := [place for place, corpus in data.places if not corpus.has_trees]:
+        logger.warning(f"Warning: {', '.join(without)} have no dependency trees; sources are read without them.")
+    return tokenizers.tree_encoder(stage_configs(data.model, tokenizers)[-1])
 
 
 def save_tokenizers(tokenizers: TokenizerPair, output_dir: Path) -> None:
@@ -284,29 +278,6 @@ def delete_tokenizers(output_dir: Path) -> None:
         shutil.rmtree(working)
     for name in TOKENIZER_FILES:
         remove(output_dir / name)
-
-
-def train_tokenizers(data: DataSection, section: TokenizerSection) -> TokenizerPair:
-    """Train tokenizers on the training corpora."""
-
-    def train(sides: tuple[str, ...], kind: str, vocab_size: int) -> PreTrainedTokenizerBase:
-        corpora = [replace(corpus, source_tag=None, target_tag=None) for corpus in data.train]
-        pairs = load_pairs(corpora, data.source_lang, data.target_lang, data.on_empty)
-        return train_tokenizer(
-            (str(getattr(pair, side)) for pair in islice(pairs, section.max_sentences) for side in sides),
-            kind,
-            vocab_size,
-            min_frequency=section.min_frequency,
-            lowercase=section.lowercase,
-            byte_fallback=section.byte_fallback if kind == "bpe" else None,
-            tags=section.tags,
-        )
-
-    if section.joint:
-        return TokenizerPair(train(("source", "target"), section.kind, section.vocab_size))
-    source = train(("source",), section.kind, section.vocab_size)
-    target_size = section.target_vocab_size or section.vocab_size
-    return TokenizerPair(source, train(("target",), section.target_kind or section.kind, target_size))
 
 
 def load_tokenizers(model: str | Path) -> TokenizerPair:

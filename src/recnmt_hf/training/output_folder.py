@@ -17,15 +17,22 @@ from .._bounded_reading import read_small_text
 from .._loading_errors import FINAL as FINAL
 from ..data.files import SPACE_ERRORS, number_of, remove, remove_abandoned
 from ..data.locks import lock
+from ..data.tokenizer_pair import TARGET_TOKENIZER
+from ..data.tree_inputs import RELATIONS_FILE
 from ..errors import ExistingFileError, UserError
 from .arguments import TranslationTrainingArguments
 from .checkpoints import MANIFEST, PARTIAL, discard, newest_checkpoint, numbered_in
-from .inputs import DATA, PARTIAL_TOKENIZERS, TOKENIZER_FILES
 from .processes import logger
 from .recipe import SECTIONS
 from .recipe_yaml import load_yaml
 
 
+# Prepared data.
+DATA = "data"
+SOURCE_TOKENIZER = "tokenizer"
+PARTIAL_TOKENIZERS = "tokenizers.partial"
+# Files and folders of the tokenizers, in the order in which they are written.
+TOKENIZER_FILES = (RELATIONS_FILE, TARGET_TOKENIZER, SOURCE_TOKENIZER)
 RECIPE = "recipe.yaml"
 RECORD = "run.json"
 RESULTS = "results.json"

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from accelerate import PartialState
 from accelerate.state import AcceleratorState
 
 from .._interrupts import end_with_parent
-from .arguments import rejections_explained
+from ..errors import UserError
 
 
 T = TypeVar("T")
@@ -51,10 +51,10 @@ class Processes:
         end_with_launcher()
         # The Trainer's arguments would not pass them on the CPU, or to an existing process group.
         backend = {"backend": ddp_backend} if ddp_backend else {}
-        remedy = "remove it, or start several processes with accelerate launch"  # one process has no group
-        explained = rejections_explained("training.ddp_backend", ddp_backend, remedy, ValueError)
-        with explained if ddp_backend else nullcontext():
+        try:
             PartialState(cpu=use_cpu, timeout=timedelta(seconds=timeout), **backend)
+        except ValueError as error:
+            raise UserError(f"training.ddp_backend={ddp_backend}: {error}", field="training.ddp_backend") from error
         self.state = PartialState()  # shared in the process
         self.count = self.state.num_processes
         self.is_main = self.state.is_main_process

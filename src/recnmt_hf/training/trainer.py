@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
-from accelerate import Accelerator
-from accelerate.utils import gather_object, recursively_apply
+from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
@@ -25,21 +20,16 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
 )
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from ..data.alignments import collate_links
 from ..data.batching import BatchLimits, TokenBatchSampler
 from ..data.bpe_dropout import ResegmentedDataset, Resegmenter
-from ..data.languages import language_ids
 from ..data.sharded import PooledBatchSampler, ShardedDataset
 from ..data.tags import split_tags
 from ..data.tokenizer_pair import TokenizerPair
-from ..data.tree_inputs import TREE_INPUTS, Relations, TreeCollator, tree_options
+from ..data.tree_inputs import TREE_INPUTS, Relations, tree_options
 from ..data.trees import sentences_of_columns
 from ..errors import UserError, short_repr
 from ..inference.backends.torch_model import TorchBackend
@@ -47,7 +37,9 @@ from ..inference.translator import Translator
 from ..metrics.bleu import MetricScore
 from ..models.seq2seq_loading import read_safetensors
 from .arguments import TranslationTrainingArguments
+from .callbacks import OutputMeans, RunCallback, Stopwatch, TimeLeft, TrainingStepCallback
 from .checkpoints import discard, mark_complete, newest_checkpoint, newest_intact_checkpoint, rotate, steps_of
+from .collator import check_prepared, collator_of, in_order_of_data, smooths_itself
 from .guided_alignment import AlignmentGuide, GuidedAlignment, check_checkpointing
 from .moving_average import MovingAverage
 from .processes import logger
@@ -64,105 +56,6 @@ PAIRS_PER_TOKEN = 64
 
 class NonFiniteLossError(UserError):
     """The loss became NaN or infinite. Nothing was saved since."""
-
-
-class RunCallback(TrainerCallback):
-    """Callback for token samplers, resumed runs, stages, and losses that are not finite."""
-
-    def __init__(self, trainer: TranslationTrainer):
-        self.trainer = trainer
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        state.compute_steps(args, state.max_steps)  # intervals of a resumed run are those of its own arguments
-        self.trainer.steps_before = state.global_step
-        if state.global_step > self.trainer.first_step:
-            args.eval_on_start = False  # the checkpoint was evaluated; early stopping would count it again
-        if state.global_step == self.trainer.first_step > 0:  # the variant has a best checkpoint of its own
-            state.best_metric = state.best_model_checkpoint = state.best_global_step = None
-
-    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        sampler = self.trainer.train_sampler  # accelerate's wrappers do not pass the epoch on
-        assert sampler is not None
-        epoch, steps = divmod(state.global_step, self.trainer.updates_of(sampler))
-        sampler.set_epoch(epoch)
-        if self.trainer.resegmented is not None:
-            self.trainer.resegmented.set_epoch(epoch)
-        if not isinstance(sampler, TokenBatchSampler) and not args.ignore_data_skip:  # the Trainer skips these batches
-            sampler.skipped = steps * args.gradient_accumulation_steps * sampler.num_processes
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.global_step == self.trainer.last_step:  # a baseline's stage ends
-            control.should_training_stop = control.should_save = True
-            control.should_evaluate = control.should_evaluate or args.eval_strategy != "no"
-        # Reading the loss waits for the device, except on the CPU, so it is read only if something is logged or saved.
-        if self.trainer.model.device.type == "cpu" or control.should_log or control.should_save:
-            self.trainer.check_finite()
-
-
-class TrainingStepCallback(TrainerCallback):
-    """
-    Callback that calls `model.set_training_step(step)` before each step, for models that anneal a part of their loss.
-    The step is that of the trainer's state, so that a resumed run continues where it stopped. [`TranslationTrainer`]
-    adds it; `Seq2SeqTrainer` needs `callbacks=[TrainingStepCallback()]`. The `first_step` steps of an earlier stage are
-    not counted.
-    """
-
-    def __init__(self, first_step: int = 0):
-        self.first_step = first_step
-
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        set_training_step = getattr(kwargs.get("model"), "set_training_step", None)
-        if set_training_step is not None:
-            set_training_step(state.global_step - self.first_step)
-
-
-class OutputMeans:
-    """Means of some fields of a model's output, themselves means over target words, over several batches."""
-
-    def __init__(self, names: Sequence[str]):
-        self.names = tuple(names)
-        self.totals: torch.Tensor | None = None  # weighted sums, and the number of words
-
-    def add(self, outputs: Mapping[str, torch.Tensor], labels: torch.Tensor) -> None:
-        """Add the output of a batch with labels `(batch_size, target_length)`."""
-        count = (labels != -100).sum().float()
-        totals = torch.stack([*(outputs[name].detach().float() * count for name in self.names), count])
-        self.totals = totals if self.totals is None else self.totals + totals
-
-    def take(self, accelerator: Accelerator) -> dict[str, float]:
-        """Return the means over the batches of all processes since the last call."""
-        if self.totals is None:
-            return {}
-        *sums, count = accelerator.reduce(self.totals, reduction="sum").tolist()
-        self.totals = None
-        return {name: total / max(count, 1.0) for name, total in zip(self.names, sums, strict=True)}
-
-
-class Stopwatch(TrainerCallback, ExportableState):
-    """Callback that measures the duration of training with evaluations; checkpoints save it for resumed runs."""
-
-    def __init__(self) -> None:
-        self.before = 0.0
-        self.started: float | None = None
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.started = time.monotonic()
-
-    def state(self) -> dict[str, Any]:
-        passed = 0.0 if self.started is None else time.monotonic() - self.started
-        return {"args": {}, "attributes": {"before": self.before + passed}}
-
-
-class TimeLeft(TrainerCallback):
-    """Callback that adds the estimated time until the last step to printed logs, but not to the history."""
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.start = time.monotonic(), state.global_step
-
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
-        if "loss" in logs and (steps := state.global_step - self.start[1]) > 0:
-            seconds = (time.monotonic() - self.start[0]) / steps * (state.max_steps - state.global_step)
-            logs["time_left"] = str(timedelta(seconds=round(seconds)))
 
 
 class TranslationTrainer(Seq2SeqTrainer):
@@ -623,79 +516,6 @@ class TranslationTrainer(Seq2SeqTrainer):
     def early_stopping(self) -> list[EarlyStoppingCallback]:
         """Return the callbacks of early stopping."""
         return [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
-
-
-def check_prepared(dataset: Any, name: str = "dataset") -> None:
-    """Raise `UserError` for a dataset without lengths, such as a stream: batches by tokens need all lengths."""
-    if isinstance(dataset, ShardedDataset):
-        return
-    needed = {"input_ids", "labels", "source_length", "target_length"}
-    if not isinstance(dataset, Dataset) or not needed <= set(dataset.column_names):
-        columns = ", ".join(sorted(needed))
-        raise UserError(
-            f"{name} must be a datasets.Dataset with the columns {columns}, not a {type(dataset).__name__}. Make it "
-            "with recnmt_hf.prepare_dataset; use transformers' Seq2SeqTrainer for streams.",
-            field=name,
-        )
-
-
-def in_order_of_data(output: EvalLoopOutput, batches: Iterable[list[int]]) -> EvalLoopOutput:
-    """Sort predictions and labels, made in batches of similar lengths, by the rows of their dataset."""
-    order = np.argsort(list(chain.from_iterable(batches)))
-    predictions, labels = recursively_apply(
-        lambda values: values[order] if len(values) == len(order) else values,  # else one value for each batch
-        (output.predictions, output.label_ids),
-        test_type=lambda value: isinstance(value, np.ndarray),
-    )
-    return output._replace(predictions=predictions, label_ids=labels)
-
-
-def smooths_itself(model: torch.nn.Module | None) -> bool:
-    """Return whether a model shifts and smooths labels in its own loss."""
-    return bool(getattr(model, "computes_smoothed_loss", False))
-
-
-class TranslationCollator(TreeCollator):
-    """
-    A collator that also makes the tensor of `links` ([`~recnmt_hf.data.alignments.collate_links`]), and the decoder's
-    input for models of transformers that do not make it themselves. Labels that end in one of the tokens `languages`
-    (of mBART, and of NLLB formerly) begin with it instead, as translations do.
-    """
-
-    languages: Collection[int] = ()
-
-    def __call__(self, features: Any, return_tensors: str | None = None) -> Any:
-        features = [dict(row) for row in features]
-        for row in features if self.languages else ():
-            if row["labels"][-1] in self.languages:
-                row["labels"] = [row["labels"][-1], *row["labels"][:-1]]
-                if "links" in row:  # source, target, source, target, ...
-                    row["links"] = [position + number % 2 for number, position in enumerate(row["links"])]
-        links = [row.pop("links") for row in features] if "links" in features[0] else None
-        batch = super().__call__(features, return_tensors)
-        if links is not None:
-            batch["links"] = collate_links(links, batch)
-        # The Trainer's label smoothing needs it, and M2M-100 has no method that makes it.
-        if self.model is not None and "labels" in batch and "decoder_input_ids" not in batch:
-            labels = batch["labels"]
-            start = labels.new_full((len(labels), 1), self.model.config.decoder_start_token_id)
-            shifted = torch.cat([start, labels[:, :-1]], dim=1)
-            batch["decoder_input_ids"] = shifted.masked_fill(shifted == -100, self.tokenizer.pad_token_id)
-        return batch
-
-
-def collator_of(tokenizers: TokenizerPair, model: Any) -> TranslationCollator:
-    """Return a collator that pads on the right, as shifting labels to the right requires."""
-    tokenizer, target = tokenizers
-    if tokenizer.padding_side != "right":
-        tokenizer = copy.deepcopy(tokenizer)
-        tokenizer.padding_side = "right"
-    collator = TranslationCollator(tokenizer, None if smooths_itself(model) else model)
-    languages = language_ids(target).values()
-    start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
-    if start is not None and start not in languages:  # else the decoder begins with the last token of the labels
-        collator.languages = frozenset(languages)
-    return collator
 
 
 def rotate_checkpoints(args: TranslationTrainingArguments) -> None:

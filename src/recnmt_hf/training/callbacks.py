@@ -1,0 +1,117 @@
+"""Callbacks of the trainer: stages, annealing, means of outputs, time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import ExportableState
+
+from ..data.batching import TokenBatchSampler
+
+
+class RunCallback(TrainerCallback):
+    """
+    Callback of a [`~recnmt_hf.TranslationTrainer`] for token samplers, resumed runs, stages, and losses that are not
+    finite.
+    """
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        state.compute_steps(args, state.max_steps)  # intervals of a resumed run are those of its own arguments
+        self.trainer.steps_before = state.global_step
+        if state.global_step > self.trainer.first_step:
+            args.eval_on_start = False  # the checkpoint was evaluated; early stopping would count it again
+        if state.global_step == self.trainer.first_step > 0:  # the variant has a best checkpoint of its own
+            state.best_metric = state.best_model_checkpoint = state.best_global_step = None
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        sampler = self.trainer.train_sampler  # accelerate's wrappers do not pass the epoch on
+        assert sampler is not None
+        epoch, steps = divmod(state.global_step, self.trainer.updates_of(sampler))
+        sampler.set_epoch(epoch)
+        if self.trainer.resegmented is not None:
+            self.trainer.resegmented.set_epoch(epoch)
+        if not isinstance(sampler, TokenBatchSampler) and not args.ignore_data_skip:  # the Trainer skips these batches
+            sampler.skipped = steps * args.gradient_accumulation_steps * sampler.num_processes
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step == self.trainer.last_step:  # a baseline's stage ends
+            control.should_training_stop = control.should_save = True
+            control.should_evaluate = control.should_evaluate or args.eval_strategy != "no"
+        # Reading the loss waits for the device, except on the CPU, so it is read only if something is logged or saved.
+        if self.trainer.model.device.type == "cpu" or control.should_log or control.should_save:
+            self.trainer.check_finite()
+
+
+class TrainingStepCallback(TrainerCallback):
+    """
+    Callback that calls `model.set_training_step(step)` before each step, for models that anneal a part of their loss.
+    The step is that of the trainer's state, so that a resumed run continues where it stopped. [`TranslationTrainer`]
+    adds it; `Seq2SeqTrainer` needs `callbacks=[TrainingStepCallback()]`. The `first_step` steps of an earlier stage are
+    not counted.
+    """
+
+    def __init__(self, first_step: int = 0):
+        self.first_step = first_step
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        set_training_step = getattr(kwargs.get("model"), "set_training_step", None)
+        if set_training_step is not None:
+            set_training_step(state.global_step - self.first_step)
+
+
+class OutputMeans:
+    """Means of some fields of a model's output, themselves means over target words, over several batches."""
+
+    def __init__(self, names: Sequence[str]):
+        self.names = tuple(names)
+        self.totals: torch.Tensor | None = None  # weighted sums, and the number of words
+
+    def add(self, outputs: Mapping[str, torch.Tensor], labels: torch.Tensor) -> None:
+        """Add the output of a batch with labels `(batch_size, target_length)`."""
+        count = (labels != -100).sum().float()
+        totals = torch.stack([*(outputs[name].detach().float() * count for name in self.names), count])
+        self.totals = totals if self.totals is None else self.totals + totals
+
+    def take(self, accelerator: Accelerator) -> dict[str, float]:
+        """Return the means over the batches of all processes since the last call."""
+        if self.totals is None:
+            return {}
+        *sums, count = accelerator.reduce(self.totals, reduction="sum").tolist()
+        self.totals = None
+        return {name: total / max(count, 1.0) for name, total in zip(self.names, sums, strict=True)}
+
+
+class Stopwatch(TrainerCallback, ExportableState):
+    """Callback that measures the duration of training with evaluations; checkpoints save it for resumed runs."""
+
+    def __init__(self) -> None:
+        self.before = 0.0
+        self.started: float | None = None
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.started = time.monotonic()
+
+    def state(self) -> dict[str, Any]:
+        passed = 0.0 if self.started is None else time.monotonic() - self.started
+        return {"args": {}, "attributes": {"before": self.before + passed}}
+
+
+class TimeLeft(TrainerCallback):
+    """Callback that adds the estimated time until the last step to printed logs, but not to the history."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.start = time.monotonic(), state.global_step
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        if "loss" in logs and (steps := state.global_step - self.start[1]) > 0:
+            seconds = (time.monotonic() - self.start[0]) / steps * (state.max_steps - state.global_step)
+            logs["time_left"] = str(timedelta(seconds=round(seconds)))

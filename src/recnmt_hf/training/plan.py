@@ -1,0 +1,291 @@
+"""A plan: everything that a recipe decides about a run, resolved once. The run sees no recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from .._values import stated
+from ..data.corpora import Corpus
+from ..data.files import open_output
+from ..data.sharded import Mixture
+from ..data.sharding import ShardSettings
+from ..inference.options import DecodingOptions
+from ..metrics.bleu import bleu_tokenizer
+from .arguments import TranslationTrainingArguments, make_arguments
+from .building import Architecture, build_config, with_fields_of
+from .guided_alignment import GuidedAlignment
+from .metrics import TextScorer
+from .output_folder import BASELINE, RECIPE, mapping_in
+from .processes import logger
+from .recipe import NO_EFFECT, Recipe
+from .recipe_yaml import dump_yaml, load_yaml
+
+
+def training_fields(names: str) -> set[str]:
+    """Return the places of fields of the section `training`."""
+    return {f"training.{name}" for name in names.split()}
+
+
+# Fields that do not determine an update, so that a resumed run may change them. Data and batches are compared by what
+# was made of them (`resuming.RunRecord`).
+FREE = {"data.cache_dir", "data.num_proc", "data.train", "data.validation", "data.prepared"}
+FREE |= {f"data.{name}" for name in ShardSettings.__dataclass_fields__}
+FREE |= training_fields(" ".join(NO_EFFECT)) | training_fields("""
+    dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend
+    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_timeout disable_tqdm early_stopping_patience
+    eval_delay eval_on_start eval_steps eval_strategy gradient_accumulation_steps include_num_input_tokens_seen
+    include_tokens_per_second keep_best keep_last learning_rate max_grad_norm max_steps num_train_epochs project
+    report_to restore_callback_states_from_checkpoint run_name save_on_each_node save_steps save_strategy
+    skip_memory_metrics tf32 torch_compile torch_compile_backend torch_empty_cache_steps use_cpu warmup_ratio
+    warmup_steps
+""")
+FREE_PREFIXES = ("average.", "decoding.", "test.", "training.hub_", "training.log", "training.push_to_hub")
+# Fields that decide which evaluation is the best one.
+OF_EVALUATIONS = training_fields("""
+    bleu_beams bleu_lowercase bleu_samples bleu_tokenize greater_is_better metric_for_best_model rouge_units text_metric
+""")
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How tokenizers and data are made."""
+
+    model: Architecture
+    places: tuple[tuple[str, Corpus], ...]  # all corpora with their places in the recipe, e.g. `"data.train[0]"`
+    train: list[Corpus]  # with their links only if training uses them
+    validation: list[Corpus]
+    source_lang: str
+    target_lang: str
+    reading: dict[str, Any]  # arguments of `prepare_dataset` for all sets
+    lengths: dict[str, int]  # largest numbers of tokens of a training pair
+    max_length_ratio: float | None
+    mixture: Mixture
+    seed: int  # of the mixture
+    shards: ShardSettings
+    prepared: str | None  # folder of shards
+    cache_dir: str | None
+    tokenizers: list[str]  # existing ones, one for both sides or one for each
+    vocabularies: list[dict[str, Any]]  # else the arguments of `train_tokenizer`, in the same way
+    max_sentences: int | None  # to train tokenizers on
+    tokenizer_settings: dict[str, Any]  # as data in shards records them
+    relation_subtypes: bool
+    allows_unused: bool | None  # parameters without gradients on several processes
+
+    @classmethod
+    def of(cls, recipe: Recipe, model: Architecture) -> Preparation:
+        """Resolve what a recipe states about data and tokenizers; they are for `model`."""
+        data, section = recipe.data, recipe.tokenizer
+        existing = [] if section.source is None else [section.source, section.target or section.source]
+        sides = [(section.kind, section.vocab_size)]
+        sides.append((section.target_kind or section.kind, section.target_vocab_size or section.vocab_size))
+        names = ("source_lang", "target_lang", "on_empty", "num_proc", "on_long")
+        return cls(
+            model=model,
+            places=tuple(recipe.corpora),
+            train=[corpus if recipe.guides_alignment else replace(corpus, alignments=None) for corpus in data.train],
+            validation=data.validation,
+            source_lang=data.source_lang,
+            target_lang=data.target_lang,
+            reading={name: getattr(data, name) for name in names},
+            lengths={name: getattr(data, name) for name in ("max_source_length", "max_target_length")},
+            max_length_ratio=data.max_length_ratio,
+            mixture=Mixture(data.weights, data.temperature),
+            seed=recipe.training.seed,
+            shards=data.shard_settings,
+            prepared=data.prepared,
+            cache_dir=data.cache_dir,
+            tokenizers=existing[: 1 if section.joint else 2],
+            vocabularies=[
+                {
+                    "kind": kind,
+                    "vocab_size": size,
+                    "min_frequency": section.min_frequency,
+                    "lowercase": section.lowercase,
+                    "byte_fallback": section.byte_fallback if kind == "bpe" else None,
+                    "tags": section.tags,
+                }
+                for kind, size in sides[: 1 if section.joint else 2]
+            ],
+            max_sentences=section.max_sentences,
+            tokenizer_settings={**asdict(section), "dropout": 0.0},
+            relation_subtypes=section.relation_subtypes,
+            allows_unused=recipe.training.ddp_find_unused_parameters,
+        )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run that trains one model. Steps count from the beginning of the run."""
+
+    arguments: TranslationTrainingArguments
+    patience: int | None = None  # of early stopping
+    last_step: int | None = None  # `None`: the arguments end it
+    init_from: Path | str | None = None  # trained baseline that initializes the model
+    baseline: Path | None = None  # that baseline, if it is the last checkpoint of the stage before
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """A test set, and the scorer of its translations."""
+
+    __test__ = False  # for pytest
+
+    name: str
+    corpora: list[Corpus]
+    scorer: TextScorer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    Everything that a recipe decides about a run.
+
+    `stages` is one stage or two; `data.model` is what the last one trains. `settings` is the recipe as a mapping, which
+    the run records.
+    """
+
+    output_dir: Path
+    stages: tuple[Stage, ...]
+    data: Preparation
+    tests: tuple[TestSet, ...]
+    scorer: TextScorer  # of the validation set
+    decoding: DecodingOptions
+    validation_decoding: dict[str, Any]
+    guided_alignment: GuidedAlignment | None
+    bpe_dropout: float
+    average: int  # number of checkpoints
+    average_best: bool  # the best ones instead of the last
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, recipe: Recipe, output_dir: str | Path = "outputs", resumed_from: Path | None = None) -> Plan:
+        """
+        Resolve a recipe. `resumed_from` is a complete checkpoint of the run in the output folder, if it resumes. Raise
+        `UserError` if the Trainer's arguments or the model do not exist.
+        """
+        output_dir, training, data, average = Path(output_dir), recipe.training, recipe.data, recipe.average
+        model = Architecture(**asdict(recipe.model))
+        if model.init_from is not None:
+            stated_fields, model = model.fields, with_fields_of(resumed_from or model.init_from, model)
+            plain_config = build_config(replace(model, fields=stated_fields))
+            added = {name: value for name, value in model.fields.items() if getattr(plain_config, name, value) != value}
+            if added:
+                names = ", ".join(f"{name}: {value}" for name, value in added.items())
+                logger.info(f"Fields of {resumed_from or model.init_from} that the recipe does not state: {names}.")
+        steps, max_steps = training.baseline_steps, training.max_steps
+        if steps is not None and steps < 1:  # a resumed run keeps its steps, even if it has more steps in all now
+            earlier = (mapping_in(output_dir / RECIPE).get("training") or {}).get("baseline_steps")
+            is_valid = resumed_from is not None and isinstance(earlier, int) and 0 < earlier < max_steps
+            steps = earlier if is_valid else max(int(steps * max_steps), 1)
+            logger.info(f"The first {steps} of {max_steps} steps train the baseline.")
+        settings = recipe.to_dict()
+        if steps is not None:
+            settings["training"]["baseline_steps"] = steps
+        # If the newest checkpoint is damaged, the run resumes from the one before.
+        keep, least = ("keep_best", 1) if average.which == "best" else ("keep_last", 2)
+        given = training.trainer_settings()
+        arguments = make_arguments({keep: max(least, average.count), **given}, output_dir)
+        last = Stage(arguments, training.early_stopping_patience, init_from=model.init_from)
+        stages = [last]
+        if steps is not None:  # no checkpoints of the baseline are averaged
+            checkpoint = output_dir / BASELINE / f"checkpoint-{int(steps)}"
+            first = Stage(make_arguments(given, output_dir / BASELINE), last_step=int(steps))
+            stages = [first, replace(last, init_from=checkpoint, baseline=checkpoint)]
+        scorer = training.scorer
+        tests = []
+        for name, corpora in recipe.test.items():  # which may be in another language than the training data
+            own = bleu_tokenizer(corpora[0].languages(data.source_lang, data.target_lang)[1])
+            is_default = scorer.tokenize in (None, bleu_tokenizer(data.target_lang))
+            tests.append(TestSet(name, corpora, replace(scorer, tokenize=own) if is_default else scorer))
+        return cls(
+            output_dir=output_dir,
+            stages=tuple(stages),
+            data=Preparation.of(recipe, model),
+            tests=tuple(tests),
+            scorer=scorer,
+            decoding=recipe.decoding,
+            validation_decoding=stated(recipe.decoding),
+            guided_alignment=recipe.guided_alignment if recipe.guides_alignment else None,
+            bpe_dropout=recipe.tokenizer.dropout,
+            average=average.count,
+            average_best=average.which == "best",
+            settings=settings,
+        )
+
+    @property
+    def arguments(self) -> TranslationTrainingArguments:
+        """Arguments of the last stage."""
+        return self.stages[-1].arguments
+
+    @property
+    def compares_evaluations(self) -> bool:
+        """Whether the run compares scores of evaluations at different steps."""
+        return self.average_best or self.stages[-1].patience is not None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The values that a resumed run must not change, by field of the recipe."""
+        return identity_of(self.settings, self.compares_evaluations)
+
+    def to_yaml(self) -> str:
+        """Return the recipe of the run with all defaults, its secrets masked."""
+        return dump_yaml(self.settings)
+
+    def save(self) -> None:
+        """Write the recipe into the output folder."""
+        with open_output(self.output_dir / RECIPE) as file:
+            file.write(self.to_yaml())
+
+    def describe(self) -> str:
+        """Return the plan as YAML: stages, data, tokenizers, tests, and what a resumed run must not change."""
+        data = self.data
+        names = ("learning_rate", "warmup_steps", "lr_scheduler_type", "max_tokens", "label_smoothing_factor", "seed")
+        stages = [
+            {
+                "model": f"{data.model}{', its baseline' if stage.last_step else ''}",
+                "start": str(stage.init_from or "random weights"),
+                "until": stage.last_step or stage.arguments.max_steps,
+                "folder": str(stage.arguments.folder),
+                "device": str(stage.arguments.device),
+                **{name: plain(getattr(stage.arguments, name)) for name in names},
+            }
+            for stage in self.stages
+        ]
+        corpora = {name: [stated(corpus) for corpus in getattr(data, name)] for name in ("train", "validation")}
+        tests = {test.name: [stated(corpus) for corpus in test.corpora] for test in self.tests}
+        return dump_yaml(
+            {
+                "stages": stages,
+                "data": {**corpora, "prepared": data.prepared, **data.reading, **data.lengths},
+                "tokenizers": data.tokenizers or data.model.init_from or data.vocabularies,
+                "average": f"the {'best' if self.average_best else 'last'} {self.average} checkpoints",
+                "decoding": {name: plain(value) for name, value in asdict(self.decoding).items()},
+                "tests": tests,
+                "identity": self.identity,
+            }
+        )
+
+
+def plain(value: Any) -> Any:
+    """Return a value, that of an Enum as text."""
+    return value.value if isinstance(value, Enum) else value
+
+
+def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a recipe, as YAML stores them, by `section.field` and `model.fields.field`."""
+    values: dict[str, Any] = {}
+    for section, entries in load_yaml(dump_yaml(settings), RECIPE).items():
+        values |= {f"{section}.{name}": value for name, value in entries.items()}
+    values |= {f"model.fields.{name}": value for name, value in values.pop("model.fields", {}).items()}
+    return values
+
+
+def identity_of(settings: Mapping[str, Any], compares_evaluations: bool) -> dict[str, Any]:
+    """Return those of a recipe's values that a resumed run must not change."""
+    free = FREE if compares_evaluations else FREE | OF_EVALUATIONS
+    values = values_of(settings).items()
+    return {name: value for name, value in values if name not in free and not name.startswith(FREE_PREFIXES)}

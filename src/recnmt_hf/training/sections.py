@@ -1,0 +1,364 @@
+"""The sections of recipes: fields, types, ranges and defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Annotated, Any
+
+import torch
+
+from .._loading_errors import folder_of_model
+from .._values import (
+    LANGUAGE,
+    Range,
+    check_options,
+    documented,
+    given_fields,
+    option,
+    options_of,
+    parse,
+    remember_given,
+    stated,
+)
+from ..data.corpora import Corpus, parse_corpora
+from ..data.deduplication import KEYS_OF_DUPLICATES
+from ..data.sharding import ShardSettings
+from ..data.tags import check_tags
+from ..data.text import ON_EMPTY, ON_LONG
+from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES
+from ..errors import UserError, short_repr
+from .arguments import training_options
+from .building import MOST_SYMBOLS, MOST_WIDTH
+from .metrics import TextScorer
+
+
+_LENGTH = Range(least=2, most=MOST_WIDTH)  # a word and the end token
+_SYMBOLS = Range(least=5, most=MOST_SYMBOLS)  # one beside the special tokens
+
+
+@documented
+@dataclass
+class DataSection:
+    """Section `data`: sentence pairs. [`~recnmt_hf.data.Corpus`] lists the fields of a corpus."""
+
+    source_lang: str = option("en", "language code of the source")
+    target_lang: str = option("de", "language code of the target")
+    train: list[Corpus] = field(
+        default_factory=lambda: [parse(Corpus, {"generated": "train"}, "data.train[0]")],
+        metadata={"help": "corpora to train on; the generated one by default"},
+    )
+    validation: list[Corpus] = field(
+        default_factory=lambda: [parse(Corpus, {"generated": "validation"}, "data.validation[0]")],
+        metadata={"help": "corpora to evaluate on during training; the generated one by default"},
+    )
+    on_empty: str = option("error", "treatment of pairs with an empty side", choices=ON_EMPTY)
+    max_source_length: Annotated[int, _LENGTH] = option(
+        256,
+        "maximum number of source tokens of a training pair; validation pairs may be as long as the model's positions",
+    )
+    max_target_length: Annotated[int, _LENGTH] = option(256, "maximum number of target tokens of a training pair")
+    on_long: str = option(
+        "skip",
+        "skip: leave out training pairs that are too long; truncate: truncate them, and the sources of validation and "
+        "test sets",
+        choices=ON_LONG,
+    )
+    max_length_ratio: Annotated[float | None, Range(least=1)] = option(
+        None, "maximum ratio of the two lengths of a training pair"
+    )
+    temperature: Annotated[float | None, Range(least=1, most=1000)] = option(
+        None,
+        "draw pairs from the corpora of train with probabilities proportional to their size to the power of 1 / "
+        "temperature, so that small corpora are repeated; null: read each pair once",
+    )
+    weights: list[float] | None = field(
+        default=None,
+        metadata={
+            "help": "how often each corpus of train is read in an epoch (prepared data only); for a fraction, a fixed "
+            "part of it is read"
+        },
+    )
+    prepared: str | None = option(
+        None, "folder that `recnmt prepare` wrote from this recipe; training reads its shards instead of `train`"
+    )
+    shard_size: Annotated[int, Range(least=1, most=10**7)] = option(
+        100_000, "for `recnmt prepare`: number of lines of a corpus in a shard"
+    )
+    deduplicate: str | None = option(
+        None,
+        "for `recnmt prepare`: remove pairs that occurred before; source, target: compare only this side",
+        choices=(None, *KEYS_OF_DUPLICATES),
+    )
+    min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
+        None,
+        "for `recnmt prepare`: remove pairs if the probability that a side is in its language is lower (needs the "
+        "extra `filters`)",
+    )
+    cache_dir: str | None = option(
+        None, "folder for the tokenized training data; null: a subfolder of the output folder"
+    )
+    num_proc: Annotated[int | None, Range(least=1, most=1024)] = option(None, "number of processes that tokenize")
+
+    def __post_init__(self) -> None:
+        for name in ("train", "validation"):
+            setattr(self, name, parse_corpora(getattr(self, name), name))
+        check_options(self)
+        for name in ("source_lang", "target_lang"):
+            language = getattr(self, name)
+            if not LANGUAGE.fullmatch(language):
+                raise UserError(
+                    f"{name}={short_repr(language)} is not a language code, such as en, de or zh-CN.", field=name
+                )
+        if self.weights is not None:
+            if self.temperature:
+                raise UserError("weights is not supported with data.temperature. Set one of them.", field="weights")
+            is_in_range = len(self.weights) == len(self.train) and all(0 <= one <= 1000 for one in self.weights)
+            if not is_in_range or not any(self.weights):
+                raise UserError(
+                    f"weights={short_repr(self.weights)} is not allowed; it must be {len(self.train)} numbers from 0 "
+                    "to 1,000, one for each corpus of data.train.",
+                    field="weights",
+                )
+        for name in ("train", "validation"):
+            for number, corpus in enumerate(getattr(self, name)):
+                corpus.check_single_target(f"{name}[{number}]")
+
+    @property
+    def shard_settings(self) -> ShardSettings:
+        """Settings of `recnmt prepare`."""
+        return ShardSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ShardSettings)})
+
+
+@documented
+@dataclass
+class TokenizerSection:
+    """Section `tokenizer`. It is trained on the training corpora, unless `source` or `model.init_from` provides one."""
+
+    kind: str = option(
+        "bpe", "kind of the source tokenizer; space: split tokenized text at spaces", choices=TOKENIZER_TYPES
+    )
+    vocab_size: Annotated[int, _SYMBOLS] = option(8000, "number of source symbols, and of target symbols by default")
+    target_kind: str | None = option(
+        None, "kind of a separate target tokenizer; null: the source's", choices=(None, *TOKENIZER_TYPES)
+    )
+    target_vocab_size: Annotated[int | None, _SYMBOLS] = option(
+        None, "number of symbols of a separate target tokenizer; null: vocab_size"
+    )
+    joint: bool = option(True, "one vocabulary for both sides")
+    min_frequency: Annotated[int, Range(least=1)] = option(1, "minimum frequency of a symbol")
+    lowercase: bool = option(False, "lowercase all text")
+    byte_fallback: bool | None = option(
+        None, "encode unknown characters as bytes (BPE only; takes 256 symbols); null: if vocab_size >= 1000"
+    )
+    max_sentences: Annotated[int | None, Range(least=1)] = option(
+        None, "maximum number of sentence pairs to train the tokenizer on"
+    )
+    tags: list[str] = field(
+        default_factory=list, metadata={"help": "symbols that are never split, such as >>de<< and <bt>"}
+    )
+    dropout: Annotated[float, Range(least=0, below=1)] = option(
+        0.0,
+        "BPE dropout: probability of skipping a merge in training; each epoch segments the text differently; 0.1 is "
+        "usual, 0 disables it",
+    )
+    relation_subtypes: bool = option(
+        False, "distinguish subtypes of the relations in dependency trees, such as nsubj:pass and nsubj"
+    )
+    source: str | None = option(None, "folder or model id of an existing source tokenizer")
+    target: str | None = option(None, "folder or model id of an existing target tokenizer")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        check_tags(self.tags, "tags", SPECIAL_TOKENS)
+        if self.joint and (self.target_kind or self.target_vocab_size or self.target):
+            raise UserError(
+                "joint=true is not supported with a separate target tokenizer. Set it to false, or remove target*.",
+                field="joint",
+            )
+        if self.target and not self.source:
+            raise UserError("target requires tokenizer.source. Give both, or neither.", field="target")
+        for name in ("source", "target"):
+            if (path := getattr(self, name)) is not None:
+                setattr(self, name, folder_of_model(path))
+
+
+@documented
+@dataclass
+class AverageSection:
+    """Section `average`: the checkpoints whose average is the final model."""
+
+    count: Annotated[int, Range(least=1, most=10000)] = option(5, "number of checkpoints")
+    which: str = option("last", "the last checkpoints, or the best by metric_for_best_model", choices=("last", "best"))
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def keep_option(self) -> str:
+        """Name of the training argument that keeps these checkpoints."""
+        return "keep_best" if self.which == "best" else "keep_last"
+
+
+# Arguments of transformers without an effect here; a recipe may only switch them off. Values: what to do instead.
+NO_EFFECT = {
+    "output_dir": "name the folder with --output",
+    "per_device_train_batch_size": "set training.max_tokens: batches are filled by tokens",
+    "per_device_eval_batch_size": "set training.max_tokens: batches are filled by tokens",
+    "save_total_limit": "set training.keep_last and training.keep_best",
+    "load_best_model_at_end": "set average.which: best, and average.count: 1 for the best checkpoint alone",
+    "resume_from_checkpoint": "resume with --resume",
+    "local_rank": "start several processes with torchrun or accelerate launch, which number them",
+    "do_train": "remove it: a run always trains",
+    "do_eval": "set training.eval_strategy",
+    "do_predict": "name test sets in test",
+    "push_to_hub": "publish the finished model with its push_to_hub",
+    "predict_with_generate": "set training.bleu_samples to evaluate BLEU by generation",
+    "generation_config": "set training.bleu_beams, and decoding for the finished model",
+    "generation_max_length": "set decoding.max_length_extra for the finished model",
+    "generation_num_beams": "set training.bleu_beams, and decoding.beams for the finished model",
+    "use_liger_kernel": "remove it: these models have no Liger kernels",
+}
+
+
+@dataclass
+class RunSection:
+    """Fields of the section `training` besides those of [`~recnmt_hf.TranslationTrainingArguments`]."""
+
+    early_stopping_patience: Annotated[int | None, Range(least=1)] = option(
+        None, "number of evaluations without a better metric_for_best_model after which training ends"
+    )
+    baseline_steps: Annotated[float | None, Range(above=0, share=True)] = option(
+        None,
+        "number (or share) of max_steps for a first stage, which trains the plain model from which the variant starts; "
+        "its checkpoints are in the subfolder `baseline` of the output",
+    )
+
+
+@dataclass
+class TrainingDefaults:
+    """Arguments of [`~recnmt_hf.TranslationTrainingArguments`] with another default in recipes."""
+
+    learning_rate: float = 7e-4
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.98
+    adam_epsilon: float = 1e-9
+    max_grad_norm: float = 0.0
+    lr_scheduler_type: str = "inverse_sqrt"
+    warmup_steps: float = 4000
+    label_smoothing_factor: float = 0.1
+    max_steps: int = 10000
+    eval_strategy: str = "steps"
+    save_strategy: str = "steps"
+    eval_steps: float = 500
+    save_steps: float = 500
+    logging_steps: float = 50
+    metric_for_best_model: str = "bleu"
+    report_to: str | list[str] = "none"
+    restore_callback_states_from_checkpoint: bool = True
+    ddp_find_unused_parameters: bool = False
+    seed: int = 1
+
+
+TRAINING_DEFAULTS = dataclasses.asdict(TrainingDefaults())
+STRATEGIES = ("eval_strategy", "save_strategy", "logging_strategy")
+
+
+@dataclass
+class TrainingSection(TrainingDefaults, RunSection):
+    """
+    Section `training`: fields of [`~recnmt_hf.TranslationTrainingArguments`] and of [`RunSection`].
+
+    `None` selects the default of the Trainer's arguments. `others` holds arguments that are only passed on to them.
+    """
+
+    use_cpu: bool | None = None
+    ddp_timeout: int = 1800
+    ddp_backend: str | None = None
+    num_train_epochs: float | None = None
+    greater_is_better: bool | None = None
+    text_metric: str = "bleu"
+    rouge_units: str = "words"
+    bleu_samples: int = 500
+    bleu_lowercase: bool = False
+    bleu_tokenize: str | None = None
+    keep_last: int | None = None
+    keep_best: int | None = None
+    others: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, content: Any) -> TrainingSection:
+        """Build the section from a mapping, and check it."""
+        given = given_fields(content, TRAINING_OPTIONS, "training")
+        given |= {name: "no" for name in STRATEGIES if given.get(name) is False}
+        if given.get("num_train_epochs") is not None:
+            if given.get("max_steps") not in (None, -1):
+                raise UserError(
+                    "training.num_train_epochs is not supported with training.max_steps. Set max_steps to -1, or "
+                    "remove one of them.",
+                    field="training.num_train_epochs",
+                )
+            given["max_steps"] = -1
+        if given.get("metric_for_best_model") is None:
+            given.pop("metric_for_best_model", None)
+        typed = {entry.name for entry in fields(cls)} - {"others"}
+        others = {name: value for name, value in given.items() if name not in typed}
+        section = cls(**{name: value for name, value in given.items() if name in typed}, others=others)
+        remember_given(section, given)
+        section.check()
+        if "metric_for_best_model" not in given:
+            section.metric_for_best_model = section.scorer.names[-1] if section.bleu_samples > 0 else "loss"
+        return section
+
+    def __getattr__(self, name: str) -> Any:
+        others = self.__dict__.get("others", {})
+        if name not in others:
+            raise AttributeError(f"The recipe's section training does not set {name}")
+        return others[name]
+
+    @property
+    def runs_on_cpu(self) -> bool:
+        """Whether the run uses the CPU."""
+        return not torch.accelerator.is_available() if self.use_cpu is None else self.use_cpu
+
+    @property
+    def scorer(self) -> TextScorer:
+        """Scorer of generated text."""
+        return TextScorer(self.text_metric, self.rouge_units, self.bleu_lowercase, self.bleu_tokenize)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the defaults of recipes, and the given fields."""
+        values = {name: getattr(self, name) for name in TRAINING_DEFAULTS} | stated(self) | self.others
+        return {name: value for name, value in values.items() if name != "others"}
+
+    def trainer_settings(self) -> dict[str, Any]:
+        """Return the arguments of [`~recnmt_hf.TranslationTrainingArguments`]."""
+        settings = {"disable_tqdm": not sys.stderr.isatty(), **self.to_dict(), "use_cpu": self.runs_on_cpu}
+        excluded = options_of(RunSection).keys() | NO_EFFECT | {"hub_token"}  # checkpoints store the arguments
+        return {name: value for name, value in settings.items() if name not in excluded}
+
+    def check(self) -> None:
+        """Raise `UserError` for a value that is not allowed, or a field that has no effect in recipes."""
+        for name, value in self.to_dict().items():
+            entry = TRAINING_OPTIONS[name]
+            place = f"training.{name}"
+            if name in NO_EFFECT and value not in (None, False, entry.default):
+                raise UserError(f"{place} has no effect in a recipe: {NO_EFFECT[name]}.", field=place)
+            entry = replace(entry, default=TRAINING_DEFAULTS.get(name, entry.default))
+            if name == "max_steps" and value == -1:  # epochs decide
+                if self.num_train_epochs is None:
+                    raise UserError("training.max_steps=-1 requires training.num_train_epochs.", field=place)
+                entry = replace(entry, allowed=None)
+            value = entry.check(value, place)
+            if name == "baseline_steps" and value is not None and value >= 1:
+                value = int(value)
+            value = value.value if isinstance(value, Enum) else value
+            if name in self.others:
+                self.others[name] = value
+            else:
+                setattr(self, name, value)
+
+
+TRAINING_OPTIONS = {**training_options(), **options_of(RunSection)}
