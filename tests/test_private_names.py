@@ -80,7 +80,6 @@ ATTRIBUTES = {
     "_are_functorch_transforms_active": "steps are not matched to their signature where no torch.func needs it",
     "_autograd": "where torch keeps the next",
     "_get_current_graph_task_keep_graph": "gradients take the place of what was saved, unless the graph is kept",
-    "_inductor": "the names of the compiler's modes",
     "_last_lr": "a scheduler's report after its learning rate has been set anew",
     "_packed_params": "the weights of a quantized layer, whose method rounds its inputs to half of the levels",
     "_parameters": "whether reading a module's parameters equals calling it",
@@ -94,9 +93,7 @@ PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace"}
 
 # Private modules, and private names of modules.
 IMPORTS = {
-    "torch._dynamo": "the names of the compiler's backends",
     "torch._higher_order_ops.scan": "loops over time in exported graphs",
-    "torch._inductor": "the names of the compiler's modes",
     "torch.utils._python_dispatch": "whether operations are being counted or traced",
 }
 
