@@ -143,7 +143,7 @@ def test_mistakes(translator, tiny_folder, every_token, tmp_path, monkeypatch):
             translator("The dog sleeps.", shortlist=str(path))
     with pytest.raises(FileNotFoundError):
         translator("The dog sleeps.", shortlist=str(tmp_path / "no"))
-    with rejects(field="shortlist"):
+    with rejects(field="generate"):
         translator("The dog sleeps.", shortlist=every_token, do_sample=True, beams=1)
     ensemble = recnmt_hf.Translator.from_pretrained([tiny_folder, tiny_folder], device="cpu")
     with rejects(field="shortlist"):

@@ -193,11 +193,6 @@ USUAL_SETTINGS = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "max_length"),
     *("num_beams", "length_penalty", "early_stopping", "max_new_tokens", "use_cache"),
 }
-# Settings of generation_config.json that a single model in PyTorch or ONNX applies, but no ensemble or other engine.
-FOR_GENERATE_ALONE = {
-    *("encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty"),
-    *("sequence_bias", "begin_suppress_tokens", "stop_strings", "max_time", "guidance_scale", "watermarking_config"),
-}
 
 
 @cache
@@ -212,15 +207,6 @@ def unusual_settings(settings: Any) -> dict[str, Any]:
     """Return the settings in a model's `GenerationConfig` that most models do not have."""
     names = names_of_generate() - USUAL_SETTINGS
     return {name: value for name, value in settings.to_diff_dict().items() if name in names and value is not False}
-
-
-def reject_unsupported(settings: Any, engine: str) -> None:
-    """Raise `UserError` if a model's `GenerationConfig` has a setting that only `generate` itself supports."""
-    if unsupported := sorted(FOR_GENERATE_ALONE & set(unusual_settings(settings))):
-        raise UserError(
-            f"{unsupported[0]} in generation_config.json is not supported by {engine}.",
-            field=f"{unsupported[0]} in generation_config.json",
-        )
 
 
 def unknown_option(name: str, known: Iterable[str]) -> UserError:

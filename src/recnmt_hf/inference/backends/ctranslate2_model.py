@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from ...data.tokenizer_pair import TokenizerPair
 from ...errors import UserError
 from ...models.configuration_nmt_transformer import NMTTransformerConfig
 from ..model_settings import LengthLimits, end_ids, length_limits
-from ..options import DecodingOptions, reject_unsupported
+from ..options import DecodingOptions, unusual_settings
 from .export_settings import read_export_settings
 from .protocol import SearchRequest, SearchResult, TranslatesOnly, noted_settings
 
@@ -31,6 +31,11 @@ ENGINE_ARGUMENTS = {
     "min_new_tokens": "min_decoding_length",
 }
 SAMPLING_ARGUMENTS = {"temperature": "sampling_temperature", "top_k": "sampling_topk", "top_p": "sampling_topp"}
+# Settings of generation_config.json that the engine lacks.
+FOR_GENERATE_ALONE = {
+    *("encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty"),
+    *("sequence_bias", "begin_suppress_tokens", "stop_strings", "max_time", "guidance_scale", "watermarking_config"),
+}
 # Those that forbid symbols.
 FORBIDDING = ("bad_words_ids", "suppress_tokens")
 # Value of sampling_topk that samples from the whole vocabulary.
@@ -95,7 +100,13 @@ class CTranslate2Backend(TranslatesOnly):
     def limits(self) -> LengthLimits:
         return length_limits(self.model.config)
 
+    def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
+        if requests[0].options.shortlist is not None:
+            raise UserError("not supported by CTranslate2.", field="shortlist")
+        return [self.search_batch(request) for request in requests]
+
     def search_batch(self, request: SearchRequest) -> SearchResult:
+        """Translate a batch."""
         options, penalty = request.options, float(request.options.penalty())
         prefixes = [[self.target_symbols[id] for id in prefix.ids] for prefix in request.prefixes]
         with noted_settings(options):
@@ -124,7 +135,8 @@ class CTranslate2Backend(TranslatesOnly):
         `UserError` if unsupported.
         """
         samples, config = options.generate.get("do_sample", False), self.model.generation_config
-        reject_unsupported(config, "CTranslate2")
+        if others := sorted(FOR_GENERATE_ALONE & set(unusual_settings(config))):
+            raise UserError(f"{others[0]} in generation_config.json is not supported by CTranslate2.")
         names = {*ENGINE_ARGUMENTS, *FORBIDDING, *(SAMPLING_ARGUMENTS if samples else ())}
         settings: dict[str, Any] = {name: getattr(config, name, None) for name in names}
         if settings["min_new_tokens"] is None and (least := getattr(config, "min_length", None)):

@@ -222,7 +222,6 @@ class OnnxBackend(TranslatesOnly, TorchBackend):
     """Runs an [`OnnxModel`]; see [`Backend`]. It translates and scores."""
 
     kind = "exported to ONNX"
-    search = TorchBackend.search
 
     def new_cache(self) -> OnnxCache:
         return OnnxCache()

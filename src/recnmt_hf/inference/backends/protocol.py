@@ -81,15 +81,6 @@ class TranslatesOnly:
     model: Any
     kind: str  # for the message
 
-    def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
-        if requests[0].options.shortlist is not None:
-            raise UserError(f"not supported by a model that is {self.kind}.", field="shortlist")
-        return [self.search_batch(request) for request in requests]
-
-    def search_batch(self, request: SearchRequest) -> SearchResult:
-        """Translate a batch."""
-        raise NotImplementedError
-
     def inspected_model(self) -> NoReturn:
         raise UserError(f"{self.model.name_or_path} is {self.kind}, which gives no alignments or attention.")
 

@@ -45,7 +45,7 @@ LOGITS_AT_A_TIME = 2**23
 # Arguments of `generate` that treat each row separately, so that finished sentences can leave the batch.
 ROWWISE_ARGUMENTS = {
     *("do_sample", "length_penalty", "num_return_sequences", "early_stopping", "no_repeat_ngram_size"),
-    *("repetition_penalty", "min_new_tokens", "min_length", "bad_words_ids", "suppress_tokens"),
+    *("repetition_penalty", "min_new_tokens", "min_length", "bad_words_ids", "suppress_tokens", "forced_bos_token_id"),
 }
 # Settings in a model's generation_config.json for whole batches, with the values that disable them.
 BATCHWISE_SETTINGS = {
@@ -95,6 +95,7 @@ class TorchBackend:
     finite and tokenizers of other models are rejected.
     """
 
+    needs_own_search = False  # whether the search of transformers cannot replace ours
     returns_no_attention = False  # whether the model's attention was found to return no weights
 
     def __init__(self, model: PreTrainedModel, tokenizers: TokenizerPair, check: bool = True):
@@ -132,8 +133,9 @@ class TorchBackend:
         generate = partial(self.generate, settings=settings, has_prefixes=has_prefixes)
         with eval_mode(self.model), noted_settings(options):
             if not can_drop_finished(settings, options, self.model.generation_config):
-                if options.shortlist is not None:
-                    raise UserError("not supported with sampling or settings of generate.", field="shortlist")
+                if options.shortlist is not None or self.needs_own_search:
+                    known = ", ".join(sorted(ROWWISE_ARGUMENTS - {"do_sample"}))
+                    raise UserError(f"Ensembles and shortlists do not sample; they allow {known}.", field="generate")
                 return [SearchResult(generate(request)[:, 1:].tolist()) for request in requests]
             starts = (partial(start_search, rows_class=self.rows_class(request)) for request in requests)
             found = iter(search_all(map(generate, requests, starts), options.max_tokens))
