@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import json
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -71,7 +68,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` with groups, whose errors suggest the nearest command or option."""
+    """An `ArgumentParser` with groups, whose errors are one line."""
 
     positional_output = False
 
@@ -94,23 +91,7 @@ class Parser(argparse.ArgumentParser):
         add("--output", "-o", metavar="FOLDER", required=not self.positional_output, **settings)
 
     def error(self, message: str) -> NoReturn:
-        if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message):
-            message = add_suggestion(message, match[1], re.findall(r"[^\s,']+", match[2]), message[: match.end(1) + 1])
-        end = "" if message.endswith("?") else "."
-        text = f"{printable(message.rstrip('.'))}{end} Run {self.prog} --help for usage."
-        self.exit(2, f"{self.prog}: {text}\n")
-
-    def refuse(self, words: Sequence[str]) -> NoReturn:
-        """Exit with an error about unknown arguments."""
-        option = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
-        known = re.findall(r"--[\w-]+", self.format_usage())
-        self.error(add_suggestion(f"unrecognized arguments: {' '.join(words)}", option, known))
-
-
-def add_suggestion(message: str, word: str, known: Sequence[str], start: str | None = None) -> str:
-    """Add the known word nearest to a mistyped one, if any is near, to a message or to its start."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"{start or message}; did you mean {near[0]}?" if near else message
+        self.exit(2, f"{self.prog}: {printable(message.rstrip('.'))}. Run {self.prog} --help for usage.\n")
 
 
 def printable(text: str) -> str:
@@ -227,31 +208,7 @@ def read_pairs(args: argparse.Namespace) -> list[SentencePair]:
 
     sources = with_trees(read_lines(args.source), args.source, args.source_trees)
     lines = [sources, read_lines(args.target)]
-    try:
-        return [SentencePair(*row) for row in read_aligned([args.source, args.target], lines=lines)]
-    except UserError as error:
-        raise UserError(error.message.partition(". ")[0], field=error.field) from error
-
-
-def read_records(path: str, **keys: type) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place and the object of each line of JSON; `UserError` unless it has values of some types by key."""
-    from ..data.text import read_lines
-
-    for number, line in enumerate(read_lines(path), start=1):
-        place = f"{path}, line {number}"
-        try:
-            record = json.loads(line)
-            for name, kind in keys.items():
-                if not isinstance(record[name], kind):
-                    raise TypeError(f"{name} must be of type {kind.__name__}")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise UserError(
-                f"{place} is not an object with {' and '.join(keys)} ({reason}). Pass `recnmt translate --format "
-                "jsonl` output.",
-                field=place,
-            ) from error
-        yield place, record
+    return [SentencePair(*row) for row in read_aligned([args.source, args.target], lines=lines)]
 
 
 def load_translator(args: argparse.Namespace) -> Translator:
@@ -303,10 +260,10 @@ def add_rouge_argument(add: Callable[..., argparse.Action]) -> None:
     add("--rouge", choices=units, help=text)
 
 
-def add_recipe_arguments(parser: argparse.ArgumentParser, example: str, overrides: str, output: str) -> None:
+def add_recipe_arguments(parser: Parser, overrides: str, output: str) -> None:
     """Add a recipe, its overrides and the output folder."""
-    add = parser.add_argument
-    add("recipe", help=f"YAML file, e.g. {example}")
+    add = parser.group("input and output")
+    add("recipe", help="YAML file, e.g. one of scripts/recipes")
     add("overrides", nargs="*", default=[], metavar="SECTION.FIELD=VALUE", help=overrides)
     add("--output", "-o", metavar="FOLDER", help=output)
 

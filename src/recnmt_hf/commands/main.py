@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
 import io
 import logging
@@ -16,6 +15,7 @@ from typing import Any
 
 from .. import __version__
 from .._interrupts import Interrupts, raised_interrupts
+from .._loading_errors import shorten
 from .._registration import register
 from ..errors import UserError
 from ..models.user_errors import masked_message
@@ -77,11 +77,6 @@ STREAMING_COMMANDS = {"translate", "score", "align"}
 FILE_OPTIONS = ("plot", "shortlist")
 # Exit codes. argparse also exits with 2.
 SUCCESS, BUG, USER_ERROR = 0, 1, 2
-# Errors of the system about any file: permissions, types, space, limits, damage.
-FILE_ERRORS = {
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP),
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENXIO),
-}
 
 
 class ClosedOutput(io.TextIOBase):
@@ -163,8 +158,9 @@ def build_parser(chosen: str | None = None, typed: str | None = None) -> argpars
             sub.positional_output = (typed or name) in POSITIONAL_OUTPUT
             implementation.add_arguments(sub)
             sub.add_argument("--quiet", action="store_true", help="show only warnings and errors on standard error")
+            sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
             check = getattr(implementation, "check", lambda args: None)
-            sub.set_defaults(check=check, run=implementation.run, refuse=sub.refuse)
+            sub.set_defaults(check=check, run=implementation.run, parser=sub)
     return parser
 
 
@@ -173,7 +169,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     args, rest = parser.parse_known_args(argv)
     late = [word for word in rest if "=" in word and not word.startswith("-")]
     if rest and (late != rest or not hasattr(args, "overrides")):
-        args.refuse(rest)
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if late:
         args.overrides = args.overrides + late
     return args
@@ -184,9 +180,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Run a subcommand.
 
     Returns:
-        The exit code: 0 for success; 2 for a user error, reported with a remedy on standard error (with a traceback
-        only if `RECNMT_TRACEBACK` is set); 1 for a bug, with its traceback; 130 for SIGINT; 143 for SIGTERM. Wrong
-        command lines raise `SystemExit` with 2, as in argparse.
+        The exit code: 0 for success; 2 for a mistake of the user and 1 for a bug, reported in one sentence on standard
+        error (after the traceback with `--debug`); 130 for SIGINT; 143 for SIGTERM. Wrong command lines raise
+        `SystemExit` with 2, as in argparse.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in argv if not word.startswith("-")), None)
@@ -217,7 +213,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_command(name: str, chosen: str | None, typed: str | None, argv: list[str], interrupts: Interrupts) -> int:
     """Parse the arguments, run the subcommand and report its errors; return the exit code."""
-    args = None
     try:
         args = parse(build_parser(chosen, typed), argv)
         args.check(args)
@@ -228,65 +223,51 @@ def run_command(name: str, chosen: str | None, typed: str | None, argv: list[str
         with redirect_stdout(output), quiet_notes() if args.quiet else nullcontext():
             args.run(args)
             sys.stdout.flush()
-    except Exception as error:
-        if isinstance(error, BrokenPipeError):  # the reader of a pipe has closed it
-            discard_output()
-            return SUCCESS
-        if interrupts.received and not os.environ.get("RECNMT_TRACEBACK"):
-            return BUG  # `main` reports the interrupt
-        if isinstance(error, UserError):
-            if os.environ.get("RECNMT_TRACEBACK"):
-                raise
-            return report(name, error)
-        user_error = explain_system_error(error, argv, getattr(args, "output", None))
-        if user_error is None or os.environ.get("RECNMT_TRACEBACK"):
-            print(masked_message(traceback.format_exc()), end="", file=sys.stderr)
-            print(f"{name}: this is a bug in recnmt_hf. Please report it with the lines above.", file=sys.stderr)
-            return BUG
+    except BrokenPipeError:  # the reader of a pipe has closed it
         discard_output()
-        return report(name, user_error)
+    except Exception as error:
+        discard_output()
+        if interrupts.received:
+            return BUG  # `main` reports the interrupt
+        if "--debug" in argv:
+            print(masked_message(traceback.format_exc()), end="", file=sys.stderr)
+        is_users = is_mistake(error)
+        print(f"{name}: {printable(explain(error) if is_users else explain_bug(error))}", file=sys.stderr)
+        return USER_ERROR if is_users else BUG
     return SUCCESS
 
 
-def report(name: str, error: UserError) -> int:
-    """Print a user error, and return the exit code."""
-    print(f"{name}: {printable(str(error))}", file=sys.stderr)
-    return USER_ERROR
-
-
-def explain_system_error(error: Exception, argv: Sequence[str], output: str | None) -> UserError | None:
+def is_mistake(error: Exception) -> bool:
     """
-    Return the user error for an error of the system: about a file, a full disk, exhausted memory. `None` means a bug;
-    so is a missing file that the user did not name.
+    Return whether an error is about an input or the machine: one of this package, of the system, of exhausted memory,
+    of a kind that a library defines, or a `ValueError` from a library. Everything else is a bug.
     """
-    if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or "can't allocate memory" in str(error):
-        reason = str(error).partition("DefaultCPUAllocator: ")[2] or str(error) or "out of memory"
-        return UserError(
-            f"{reason.split('. ')[0].rstrip('.')}. Use smaller batches (--max-tokens), fewer beams, or a smaller data "
-            "type."
-        )
-    if not isinstance(error, OSError):
-        return None
-    from ..data.files import MEDIUM_ERRORS, SPACE_ERRORS
-
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return UserError(f"{error.strerror}. Raise the limit (`ulimit -n`), or close programs with many open files.")
-    file = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else None
-    if error.errno in SPACE_ERRORS or (file is None and error.errno in MEDIUM_ERRORS):
-        # An error while copying names the file that is read, but the output is to blame.
-        return UserError(
-            f"{output if file and output else 'output'} cannot be written ({error.strerror}).",
-            field=output if file and output else "output",
-        )
-    if file is not None and (error.errno in FILE_ERRORS or is_argument(file, argv)):
-        return UserError(f"{error.strerror}.", field=file)
-    return None
+    if isinstance(error, (UserError, OSError, MemoryError)) or "can't allocate memory" in str(error):
+        return True
+    if type(error).__module__.partition(".")[0] not in ("builtins", "recnmt_hf"):
+        return True
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, ValueError) and not frame.f_globals["__name__"].startswith("recnmt_hf")
 
 
-def is_argument(file: str, argv: Sequence[str]) -> bool:
-    """Return whether the command line names a file, also as `option=file`."""
-    words = {part for word in argv for part in (word, word.partition("=")[2]) if part}
-    return os.path.realpath(file) in {os.path.realpath(word) for word in words if "\0" not in word}
+def explain(error: Exception) -> str:
+    """Return the sentence for a mistake of the user."""
+    if isinstance(error, UserError):
+        return str(error)
+    text = shorten(masked_message(str(error))) if str(error) else type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, MemoryError) or "memory" in text:
+        text += ". Use smaller batches (--max-tokens), fewer beams, or a smaller data type"
+    return f"{text}."
+
+
+def explain_bug(error: Exception) -> str:
+    """Return the sentence for a bug, with the place of its innermost line."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    place = f"{type(error).__name__} in {frame.f_code.co_filename}, line {line}"
+    remedy = "Please report it with the output of `recnmt env` and of this command with --debug."
+    return f"{shorten(masked_message(str(error)))} ({place}). This is a bug in recnmt_hf. {remedy}"
 
 
 def prepare_streams() -> None:

@@ -13,11 +13,10 @@ from .arguments import Parser, add_recipe_arguments, whole
 def add_arguments(parser: Parser) -> None:
     add_recipe_arguments(
         parser,
-        "one of scripts/recipes",
         "fields to override, e.g. data.deduplicate=pair",
         "folder of the prepared data (default: data.prepared of the recipe)",
     )
-    add = parser.add_argument
+    add = parser.group("processes")
     add("--workers", type=whole(1, 1024), help="number of processes (default: the number of processors)")
     add("--part", default="1/1", help="part of the shards to make on this machine, e.g. 3/64 (default: all)")
 

@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
     add("--dry-run", action="store_true", help="write the folder --output without uploading it")
     add_card_arguments(parser.group("card"))
     add = parser.group("upload")
-    add_visibility = parser.add_mutually_exclusive_group().add_argument
+    add_visibility = parser.groups["upload"].add_mutually_exclusive_group().add_argument
     add_visibility("--private", action="store_true", default=None, help="create the repository as private")
     add_visibility("--public", dest="private", action="store_false", help="create the repository as public")
     add("--branch", help="branch of the upload, created if it does not exist (default: main)")

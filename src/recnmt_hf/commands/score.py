@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 # Options that scores depend on.
 SCORING = ("length_penalty_type", "length_penalty", "max_tokens", *arguments.LANGUAGES)
+SEVERAL = (
+    "has the tokens of several sentences, which have no joint probability. Translate with --split-sentences never and "
+    "without --on-long split."
+)
 
 
 def add_arguments(parser: arguments.Parser) -> None:
@@ -32,16 +37,24 @@ def add_arguments(parser: arguments.Parser) -> None:
     arguments.add_device_arguments(parser)
 
 
-def read_translated(path: str) -> Iterator[tuple[str, list[Any]]]:
-    """Yield sources and token ids from the output of `recnmt translate --format jsonl`."""
-    for place, record in arguments.read_records(path, source=str, tokens=list):
-        if record.get("parts", 1) != 1:
-            raise UserError(
-                f"{place} has the tokens of several sentences, which have no joint probability. Translate with "
-                "--split-sentences never and without --on-long split.",
-                field=place,
-            )
-        yield record["source"], record["tokens"]
+def read_translated(path: str) -> list[tuple[str, list[Any]]]:
+    """Return sources and token ids from the output of `recnmt translate --format jsonl`."""
+    from ..data.text import read_lines
+
+    pairs = []
+    for number, line in enumerate(read_lines(path), start=1):
+        place = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+            source, tokens, parts = record["source"], record["tokens"], record.get("parts", 1)
+            if not isinstance(source, str) or not isinstance(tokens, list):
+                raise TypeError("source must be text and tokens a list")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UserError(f"{place} is not an object with source and tokens ({error}).", field=place) from error
+        if parts != 1:
+            raise UserError(f"{place} {SEVERAL}", field=place)
+        pairs.append((source, tokens))
+    return pairs
 
 
 def check(args: argparse.Namespace) -> None:
@@ -55,7 +68,7 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     from ..data.files import open_output
 
-    pairs: list[Any] = arguments.read_pairs(args) if args.jsonl is None else list(read_translated(args.jsonl))
+    pairs: list[Any] = arguments.read_pairs(args) if args.jsonl is None else read_translated(args.jsonl)
     if not pairs:
         raise UserError(
             f"{args.jsonl or args.source} is empty. Pass a file with at least one record.",
@@ -81,11 +94,7 @@ def write_scores(args: argparse.Namespace, pairs: list[Any], out: IO[str]) -> No
             place = f"{file}, line {number}"
             check_text(source, f"{place}: source")
             if tokens and not ends.isdisjoint(codec.target_ids(tokens, place).ids[:-1]):
-                raise UserError(
-                    f"{place} has the tokens of several sentences, which have no joint probability. Translate with "
-                    "--split-sentences never and without --on-long split.",
-                    field=place,
-                )
+                raise UserError(f"{place} {SEVERAL}", field=place)
 
     def results() -> Iterator[SentenceScore | None]:
         for chunk in arguments.chunks(enumerate(pairs, start=1)):

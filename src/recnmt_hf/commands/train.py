@@ -10,11 +10,10 @@ from .arguments import PICTURE_HELP, Parser, add_recipe_arguments, refuse_duplic
 def add_arguments(parser: Parser) -> None:
     add_recipe_arguments(
         parser,
-        "one of scripts/recipes",
         "fields to override, e.g. training.max_steps=2000",
         "output folder (default: outputs/NAME-OF-RECIPE)",
     )
-    add = parser.add_argument
+    add = parser.group("run")
     add("--resume", action="store_true", help="resume from the newest intact checkpoint")
     add("--overwrite", action="store_true", help="delete the files of an earlier run in the folder")
     add("--print-recipe", action="store_true", help="print the recipe with all defaults without training")
