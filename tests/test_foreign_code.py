@@ -62,7 +62,7 @@ LISTED_RUNS = {
 }
 # Values of trust_remote_code that are neither `False` nor the user's own flag.
 LISTED_TRUST = {
-    "_loading_errors.py: explain: text": "a message that names the flag",
+    "_loading_errors.py: explained_loading: text": "a message that names the flag",
     "_plain_card.py: usage: text": "code for readers; the package runs it in run_isolated alone",
 }
 LISTED_SENDS = {
