@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch
 from ..data.text import tsv
 from ..errors import UserError, short_repr
 from ..inference.translator import Translator
+from . import look, plots
 from .sentences import check_index, run_pair, token_names
 
 
@@ -71,12 +73,35 @@ def global_state(translator: Translator, sentence: str, translation: str | None 
     )
 
 
+def capsules_and_gates(path: str | Path, state: GlobalState, layer: int) -> None:
+    """Plot the capsules of a layer as a heat map above the gates as bars; a part that the model lacks is omitted."""
+    shares = None if state.routing is None else state.routing[layer]
+    sizes = ([1.8 + 0.22 * len(shares)] if shares is not None else []) + ([2.7] if state.gates is not None else [])
+    columns = max(len(state.source), len(state.target))
+    with plots.canvas(
+        path, 2.6 + plots.cell_width(columns) * columns, sum(sizes), "Global state of the source"
+    ) as figure:
+        grids = figure.add_gridspec(len(sizes), 1, height_ratios=sizes)
+        if shares is not None:
+            rows, row_name = [str(capsule) for capsule in range(1, len(shares) + 1)], "capsule"
+            if state.pooling is not None:
+                rows = [f"{name} ({weight:.2f})" for name, weight in zip(rows, state.pooling[layer], strict=True)]
+                row_name = "capsule (weight)"
+            axis = figure.add_subplot(grids[0])
+            axis.set_title(f"Share of each source token in the capsules, layer {layer}")
+            image = axis.imshow(shares, cmap=look.SEQUENTIAL, vmin=0.0, aspect="auto")
+            plots.label_cells(axis, state.source, rows, "source token", row_name)
+            figure.colorbar(image, ax=axis, label="share of the token")
+        if state.gates is not None:
+            axis = figure.add_subplot(grids[len(sizes) - 1])
+            axis.set_title("Gate: how much of the global state each target token reads")
+            plots.add_bars(axis, state.gates, state.target, "gate (mean of channels)", "target token")
+
+
 def inspect_global_state(
     translator: Translator, sentence: str, output: str | None = None, target: str | None = None, layer: int = -1
 ) -> str:
     """Return capsules and gates as tables, or plot a layer's capsules and the gates and return a summary."""
-    from .plots import capsules_and_gates
-
     state = global_state(translator, sentence, target)
     if output is None:
         return state.to_tsv(layer)

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .global_state import GlobalState
-    from .recurrent_positions import SidePositions
-
 
 ENDINGS = (".png", ".svg", ".pdf")
 # Square inches of a picture, as of a heat map of 150 tokens. matplotlib takes gigabytes of memory for larger ones.
@@ -148,29 +145,6 @@ def heat_maps(
             axis.set_title(heading)
             label_cells(axis, columns, rows, column_name, row_name)
         figure.colorbar(image, ax=list(axes), shrink=0.8, label=name)
-
-
-def capsules_and_gates(path: str | Path, state: GlobalState, layer: int) -> None:
-    """Plot the capsules of a layer as a heat map above the gates as bars; a part that the model lacks is omitted."""
-    shares = None if state.routing is None else state.routing[layer]
-    sizes = ([1.8 + 0.22 * len(shares)] if shares is not None else []) + ([2.7] if state.gates is not None else [])
-    columns = max(len(state.source), len(state.target))
-    with canvas(path, 2.6 + cell_width(columns) * columns, sum(sizes), "Global state of the source") as figure:
-        grids = figure.add_gridspec(len(sizes), 1, height_ratios=sizes)
-        if shares is not None:
-            rows, row_name = [str(capsule) for capsule in range(1, len(shares) + 1)], "capsule"
-            if state.pooling is not None:
-                rows = [f"{name} ({weight:.2f})" for name, weight in zip(rows, state.pooling[layer], strict=True)]
-                row_name = "capsule (weight)"
-            axis = figure.add_subplot(grids[0])
-            axis.set_title(f"Share of each source token in the capsules, layer {layer}")
-            image = axis.imshow(shares, cmap=look.SEQUENTIAL, vmin=0.0, aspect="auto")
-            label_cells(axis, state.source, rows, "source token", row_name)
-            figure.colorbar(image, ax=axis, label="share of the token")
-        if state.gates is not None:
-            axis = figure.add_subplot(grids[len(sizes) - 1])
-            axis.set_title("Gate: how much of the global state each target token reads")
-            add_bars(axis, state.gates, state.target, "gate (mean of channels)", "target token")
 
 
 def grid_of_scores(
@@ -303,41 +277,6 @@ def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
     """Add a legend below the panels of a figure."""
     columns = legend_columns(list(handles), figure.get_figwidth())
     figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=columns)
-
-
-def similarities_by_distance(path: str | Path, sides: Sequence[SidePositions]) -> None:
-    """Plot heat maps of the similarities between the tokens of each side, and curves by distance below them."""
-    columns = 1 if all(side.absolute is None for side in sides) else 2
-    size = 1.1 + 0.16 * max(len(side.tokens) for side in sides)
-    title = "Similarity (cosine) of the positions of tokens"
-    with canvas(path, size * columns + 1.0, (size + 2.2) * len(sides), title) as figure:
-        grid = figure.add_gridspec(2 * len(sides), columns, height_ratios=[size, 2.0] * len(sides))
-        for row, side in enumerate(sides):
-            maps = [] if side.absolute is None else [("position", side.absolute)]
-            maps.append(("recurrent", side.recurrent))
-            axes = [figure.add_subplot(grid[2 * row, column]) for column in range(len(maps))]
-            for axis, (kind, matrix) in zip(axes, maps, strict=True):
-                image = axis.imshow(matrix, cmap=look.DIVERGING, vmin=-1.0, vmax=1.0)
-                axis.set_title(f"{side.name}: {kind} embeddings")
-                label_cells(axis, side.tokens, side.tokens)
-            figure.colorbar(image, ax=axes, shrink=0.8, label="cosine")
-            add_curves_by_distance(figure.add_subplot(grid[2 * row + 1, :]), side)
-
-
-def add_curves_by_distance(axis: Axes, side: SidePositions) -> None:
-    """Plot the similarity of the tokens of a side by their distance."""
-    axis.set_title(f"{side.name}: mean by distance, and range of the recurrent embeddings")
-    if distances := side.by_distance():
-        places, absolute, means, least, largest = zip(*distances, strict=True)
-        axis.fill_between(places, least, largest, color=look.MAIN, alpha=0.2, linewidth=0)
-        axis.plot(places, means, color=look.MAIN, label="recurrent embeddings")
-        if side.absolute is not None:
-            axis.plot(places, absolute, color=look.ACCENT, linestyle="--", label="position embeddings")
-        axis.legend(loc="lower left", ncols=2)
-    axis.set_ylim(-1.05, 1.05)
-    count_whole(axis)
-    axis.set_xlabel("distance (tokens)")
-    axis.set_ylabel("cosine")
 
 
 def tree_and_bars(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,7 +14,12 @@ from ..data.text import tsv
 from ..errors import UserError, short_repr
 from ..inference.backends.torch_model import shift_right
 from ..inference.translator import Translator
+from . import look, plots
 from .sentences import run_pair, token_names
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass
@@ -64,11 +72,12 @@ def recurrent_positions(translator: Translator, sentence: str, translation: str 
         ValueError: The model has no such embeddings, or a text is empty.
     """
     model = translator.inspected_model()
+    refusal = (
+        f"The {short_repr(model.config.model_type)} model has no recurrent positional embeddings. Use an "
+        "rpe_transformer with rpe_encoder or rpe_decoder, an rpe_type, and rpe_dim above 0."
+    )
     if "source_recurrent_positions" not in getattr(getattr(model, "model", None), "extra_outputs", ()):
-        raise UserError(
-            f"The {short_repr(model.config.model_type)} model has no recurrent positional embeddings. Use an "
-            "rpe_transformer with rpe_encoder or rpe_decoder, an rpe_type, and rpe_dim above 0."
-        )
+        raise UserError(refusal)
     outputs, source, target = run_pair(translator, sentence, translation)
     shifted = shift_right(model, torch.tensor([target.ids]), [target])[0].tolist()
     sides = []
@@ -82,11 +91,43 @@ def recurrent_positions(translator: Translator, sentence: str, translation: str 
             absolute = None if table is None else cosines(table(len(tokens)))
             sides.append(SidePositions(side, tokens, cosines(vectors[0][0]), absolute))
     if not sides:
-        raise UserError(
-            f"The {short_repr(model.config.model_type)} model has no recurrent positional embeddings. Use an "
-            "rpe_transformer with rpe_encoder or rpe_decoder, an rpe_type, and rpe_dim above 0."
-        )
+        raise UserError(refusal)
     return sides
+
+
+def similarities_by_distance(path: str | Path, sides: Sequence[SidePositions]) -> None:
+    """Plot heat maps of the similarities between the tokens of each side, and curves by distance below them."""
+    columns = 1 if all(side.absolute is None for side in sides) else 2
+    size = 1.1 + 0.16 * max(len(side.tokens) for side in sides)
+    title = "Similarity (cosine) of the positions of tokens"
+    with plots.canvas(path, size * columns + 1.0, (size + 2.2) * len(sides), title) as figure:
+        grid = figure.add_gridspec(2 * len(sides), columns, height_ratios=[size, 2.0] * len(sides))
+        for row, side in enumerate(sides):
+            maps = [] if side.absolute is None else [("position", side.absolute)]
+            maps.append(("recurrent", side.recurrent))
+            axes = [figure.add_subplot(grid[2 * row, column]) for column in range(len(maps))]
+            for axis, (kind, matrix) in zip(axes, maps, strict=True):
+                image = axis.imshow(matrix, cmap=look.DIVERGING, vmin=-1.0, vmax=1.0)
+                axis.set_title(f"{side.name}: {kind} embeddings")
+                plots.label_cells(axis, side.tokens, side.tokens)
+            figure.colorbar(image, ax=axes, shrink=0.8, label="cosine")
+            add_curves_by_distance(figure.add_subplot(grid[2 * row + 1, :]), side)
+
+
+def add_curves_by_distance(axis: Axes, side: SidePositions) -> None:
+    """Plot the similarity of the tokens of a side by their distance."""
+    axis.set_title(f"{side.name}: mean by distance, and range of the recurrent embeddings")
+    if distances := side.by_distance():
+        places, absolute, means, least, largest = zip(*distances, strict=True)
+        axis.fill_between(places, least, largest, color=look.MAIN, alpha=0.2, linewidth=0)
+        axis.plot(places, means, color=look.MAIN, label="recurrent embeddings")
+        if side.absolute is not None:
+            axis.plot(places, absolute, color=look.ACCENT, linestyle="--", label="position embeddings")
+        axis.legend(loc="lower left", ncols=2)
+    axis.set_ylim(-1.05, 1.05)
+    plots.count_whole(axis)
+    axis.set_xlabel("distance (tokens)")
+    axis.set_ylabel("cosine")
 
 
 def inspect_positions(
@@ -96,8 +137,6 @@ def inspect_positions(
     Return the similarities by distance as a table, or plot them by distance and as heat maps of all pairs and return a
     summary.
     """
-    from .plots import similarities_by_distance
-
     sides = recurrent_positions(translator, sentence, target)
     if output is None:
         return positions_to_tsv(sides)
