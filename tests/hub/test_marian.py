@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
-from user_errors import rejects
 
 import recnmt_hf
 import recnmt_hf.models.seq2seq_loading
@@ -139,9 +138,8 @@ def test_the_weights_of_a_folder_decide_what_is_tied(own, tmp_path):
 
 def test_a_model_with_other_parts_is_refused(marian):
     marian.model.encoder.extra = torch.nn.Linear(2, 2)
-    with rejects("This is not a standard MarianMT model:") as caught:
+    with pytest.raises(RuntimeError, match=r"model\.encoder\.extra\.bias"):
         recnmt_hf.from_marian(marian)
-    assert "model.encoder.extra.bias" in str(caught.value)
 
 
 NOT_REAL = (torch.int8, torch.int64, torch.bool, torch.complex64)
@@ -362,13 +360,11 @@ def test_given_back_to_marian(fields, tokenizer, tmp_path):
 
 
 def test_what_marian_cannot_say(tokenizer, tmp_path, capsys):
-    for number, (prefix, fields, code) in enumerate(
+    for number, (prefix, fields) in enumerate(
         (
-            ("NMTTransformer", {"normalize_before": True}, "Use `recnmt translate`, or train a"),
-            ("NMTTransformer", {"self_attention_type": "relative"}, "Use `recnmt translate`, or train a"),
-            ("NMTTransformer", {"decoder_autoregression": "ssru"}, "Use `recnmt translate`, or train a"),
-            ("NMTTransformer", {"position_embedding_type": "learned"}, "Use `recnmt translate`, or train a"),
-            ("GRET", {}, "Export an nmt_transformer, or run this"),
+            ("NMTTransformer", {"normalize_before": True}),
+            ("NMTTransformer", {"self_attention_type": "relative"}),
+            ("GRET", {}),
         )
     ):
         config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=len(tokenizer), **fields)
@@ -377,18 +373,13 @@ def test_what_marian_cannot_say(tokenizer, tmp_path, capsys):
         tokenizer.save_pretrained(tmp_path / f"{number}")
         assert main(["convert", str(tmp_path / f"{number}"), "-o", str(tmp_path / "out"), "--to", "marianmt"]) == 2
         err = capsys.readouterr().err
-        assert code in err and all(name in err for name in fields) and not (tmp_path / "out").exists()
+        assert "does not support" in err and all(name in err for name in fields) and not (tmp_path / "out").exists()
 
 
 def test_folders_that_are_no_marian_models(corpus, tiny_folder, tmp_path, capsys):
+    """Pickled weights, which may run code, are not read."""
     opus_folder(tmp_path / "opus", corpus)
-    assert main(["convert", str(tmp_path / "nowhere"), "-o", str(tmp_path / "out")]) == 2
-    assert str(tmp_path / "nowhere") in capsys.readouterr().err
-    (tmp_path / "opus/source.spm").unlink()
-    assert main(["convert", str(tmp_path / "opus"), "-o", str(tmp_path / "out")]) == 2
-    assert "cannot be loaded" in capsys.readouterr().err
     (tmp_path / "opus/model.safetensors").rename(tmp_path / "opus/pytorch_model.bin")
-    assert main(["convert", str(tmp_path / "opus"), "-o", str(tmp_path / "out")]) == 2
-    assert "If you trust it, load it with" in capsys.readouterr().err
-    assert main(["convert", str(tiny_folder), "-o", str(tmp_path / "out")]) == 2
-    assert str(tiny_folder) in capsys.readouterr().err and not (tmp_path / "out").exists()
+    for folder in (tmp_path / "opus", tmp_path / "nowhere", tiny_folder):
+        assert main(["convert", str(folder), "-o", str(tmp_path / "out")]) == 2
+        assert str(folder) in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from ..data.tokenization import load_unchecked
 from ..data.tokenizer_checks import stamp_tokenizers
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from ..errors import UserError
-from ..inference.loading import missing_model_error, quiet_loading, silence_loading_report
+from ..inference.loading import quiet_loading, silence_loading_report
 from ..inference.model_checks import check_loading
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
@@ -59,7 +59,7 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
         tokenizer of the original; [`import_marian`] saves both in one folder.
 
     Raises:
-        UserError: Parameters are missing or unknown.
+        UserError: Parameters of the files are missing, unknown or not real numbers.
     """
     if isinstance(model_or_path, MarianMTModel):
         marian = model_or_path
@@ -67,8 +67,7 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
         path = str(model_or_path)
         settings: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with explained_loading(path), silence_loading_report():
-            if looks_local(path):
-                check_folder(Path(path))
+            check_types(path)
             loaded: Any = MarianMTModel.from_pretrained(path, use_safetensors=True, **settings, **kwargs)
             marian, info = loaded
         check_loading(marian, info)
@@ -88,31 +87,15 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
     )
     model = NMTTransformerForConditionalGeneration(config)
     model.to(marian.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
-    missing, unknown = model.load_state_dict(source, strict=False)
-    if unknown or missing:
-        raise UserError(
-            f"This is not a standard MarianMT model: unknown parameters {', '.join(sorted(unknown)) or 'none'}; "
-            f"missing {', '.join(sorted(missing)) or 'none'}."
-        )
+    model.load_state_dict(source)
     model.generation_config = marian.generation_config
     model.to(marian.device)  # type: ignore[arg-type]  # as above
     return model.eval()
 
 
-def check_folder(folder: Path) -> None:
-    """
-    Raise `UserError` for a folder without a model, with pickled weights, which may contain code, or with weights that
-    are not real numbers, of which transformers would drop a part.
-    """
-    if not (folder / "config.json").is_file():
-        raise missing_model_error(str(folder))
-    if not any(folder.glob("*.safetensors")) and (pickled := sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])):
-        raise UserError(
-            f"Loading {pickled[0]} may run code, because it is pickled. If you trust it, load it with "
-            "MarianMTModel.from_pretrained and save it again as safetensors.",
-            field=pickled[0],
-        )
-    for file in folder.glob("*.safetensors"):
+def check_types(path: str) -> None:
+    """Raise `UserError` for a folder with weights that are not real numbers, of which transformers drops a part."""
+    for file in Path(path).glob("*.safetensors"):
         with safe_open(file, "pt") as weights:
             for name in weights.keys():  # noqa: SIM118  (it is not a mapping)
                 if "F" not in (kind := weights.get_slice(name).get_dtype()):  # floats are F32, BF16, F8_E4M3, ...
@@ -202,8 +185,7 @@ def to_marian(model: NMTTransformerForConditionalGeneration) -> MarianMTModel:
         order = torch.cat([order[0::2], order[1::2]])
     source = {name: reordered(name, tensor, order) for name, tensor in model.state_dict().items()}
     source.setdefault("final_logits_bias", torch.zeros(1, config.decoder_vocab_size))
-    missing, unknown = marian.load_state_dict(source, strict=False)
-    assert set(missing) <= COMPUTED and not unknown, f"parameters differ: {missing}, {unknown}"
+    marian.load_state_dict({name: tensor for name, tensor in marian.state_dict().items() if name in COMPUTED} | source)
     marian.generation_config = model.generation_config
     marian.to(model.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
     return marian.to(model.device).eval()  # type: ignore[arg-type]  # as above

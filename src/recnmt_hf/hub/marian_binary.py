@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ import numpy as np
 import yaml
 
 from .._bounded_reading import MAX_BYTES, read_bounded
-from .._loading_errors import remove_remedy, shorten
+from .._loading_errors import shorten
 from ..data.text import is_url, open_bytes
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from ..training.recipe_yaml import load_yaml
 
 
@@ -36,6 +36,7 @@ BLOCK = 16
 MAX_EXPANSION = 8
 # Endings of arrays with the scale of a layer's input, for arithmetic in 8 bits.
 INPUT_SCALE = "_QuantMultA"
+CONVERSION = "Pass the .npz file, or convert that with marian-conv --gemm-type float32 or intgemm8"
 
 
 @dataclass(frozen=True)
@@ -52,31 +53,29 @@ def read_marian_file(path: str | Path) -> MarianFile:
     Read a model of Marian, a `.npz` file or a binary file; the content decides which. No code in the file is run.
 
     Raises:
-        UserError: The file is missing, damaged or not a model, or has arrays of types that depend on the processor.
+        UserError: The file is damaged or not a model, or has arrays of types that depend on the processor.
     """
     with open_bytes(path) as file:
         content = read_bounded(file, str(path), most_bytes(2**30 if is_url(path) else Path(path).stat().st_size))
-    is_archive = content.startswith(b"PK")
-    arrays, is_quantized = (read_npz if is_archive else read_binary)(content, str(path))
-    settings = arrays.pop(SETTINGS, None)
-    if settings is None:
-        raise UserError(
-            f"{path} has no settings (special:model.yml), so it is not a model of Marian. Pass model.npz, not the "
-            "state of the optimizer.",
-            field=path,
-        )
-    floats = {}
-    for name, array in arrays.items():
-        if array.dtype not in (np.float32, np.float16):
-            raise UserError(
-                f"the array {name[:60]} has the type {short_repr(str(array.dtype))}, which is not supported or "
-                "depends on the processor. Pass the .npz file, or convert that with marian-conv --gemm-type float32 "
-                "or intgemm8.",
-                field=path,
-            )
-        if not name.endswith(INPUT_SCALE):
-            floats[name] = array.astype(np.float32)
-    return MarianFile(floats, parse_settings(settings.tobytes(), str(path)), is_quantized)
+    arrays: dict[str, np.ndarray] = {}
+    settings, is_quantized = None, False
+    try:
+        for name, array, is_rounded in read_npz(content) if content.startswith(b"PK") else read_binary(content):
+            if name == SETTINGS:
+                settings = array.tobytes()
+            elif name in arrays:
+                raise ValueError(f"two arrays have the name {name}")
+            elif array.dtype not in (np.float32, np.float16):
+                raise ValueError(f"the array {name[:60]} has the type {array.dtype}. {CONVERSION}")
+            elif not name.endswith(INPUT_SCALE):
+                arrays[name] = array.astype(np.float32)
+            is_quantized |= is_rounded
+        if settings is None:
+            raise ValueError(f"it has no settings ({SETTINGS}). Pass model.npz, not the state of the optimizer")
+    except Exception as error:  # numpy, zipfile, zlib and struct raise errors of many kinds without the file's name
+        reason = shorten(str(error) or type(error).__name__)
+        raise UserError(f"{path} is not an intact model of Marian: {reason}.", field=path) from error
+    return MarianFile(arrays, parse_settings(settings, str(path)), is_quantized)
 
 
 def most_bytes(size: int) -> int:
@@ -85,44 +84,22 @@ def most_bytes(size: int) -> int:
 
 
 def parse_settings(content: bytes, path: str) -> dict[str, Any]:
-    """Return settings from the bytes of YAML text: names with numbers, words, or lists of these."""
-    try:
-        if len(content) > MAX_SETTINGS:
-            raise ValueError("too long")
-        settings = load_yaml(content.split(b"\0")[0].decode("utf-8"), path)
-        if not isinstance(settings, dict):
-            raise ValueError("expected names with values")
-        for name, value in settings.items():
-            values = value if isinstance(value, list) else [value]
-            if any(isinstance(one, (list, dict)) or one in (math.inf, -math.inf) or one != one for one in values):
-                raise ValueError(f"the value of {name[:60]} is neither a number nor a word")
-    except ValueError as error:
-        reason = "its settings are not valid YAML: " + remove_remedy(error)
-        raise UserError(f"{path} is not an intact model of Marian ({reason}).", field=path) from error
+    """Return settings from the bytes of YAML text, which may end in a NUL."""
+    settings = None
+    if len(content) <= MAX_SETTINGS:
+        settings = load_yaml(content.split(b"\0")[0].decode("utf-8", "replace"), path)
+    if not isinstance(settings, dict):
+        raise UserError(f"{path}: the settings must be names with values, of at most {MAX_SETTINGS} bytes.", field=path)
     return settings
 
 
-# -- .npz --------------------------------------------------------------------------------------------------------------
-
-
-def read_npz(content: bytes, path: str) -> tuple[dict[str, np.ndarray], bool]:
-    """Read all arrays of a `.npz` file."""
-    arrays = {}
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            if sum(entry.file_size for entry in archive.zip.infolist()) > most_bytes(len(content)):
-                raise ValueError("its arrays are much larger than the file")
-            for name in archive.files:
-                if name in arrays:
-                    raise ValueError(f"two arrays have the name {name}")
-                arrays[name] = archive[name]
-                if not isinstance(arrays[name], np.ndarray):  # bytes of another file
-                    raise ValueError(f"{name} is not an array")
-    except Exception as error:  # numpy, zipfile and zlib raise errors of many kinds about damaged files
-        raise UserError(
-            f"{path} is not an intact model of Marian ({shorten(str(error) or type(error).__name__)}).", field=path
-        ) from error
-    return arrays, False
+def read_npz(content: bytes) -> Iterator[tuple[str, np.ndarray, bool]]:
+    """Yield names and arrays of a `.npz` file, and `False`: none is rounded."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        if sum(entry.file_size for entry in archive.zip.infolist()) > most_bytes(len(content)):
+            raise ValueError("its arrays are much larger than the file")
+        for name in archive.files:
+            yield name, archive[name], False
 
 
 def npz_content(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> bytes:
@@ -133,82 +110,49 @@ def npz_content(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -
     return file.getvalue()
 
 
-# -- binary format -----------------------------------------------------------------------------------------------------
+def read_binary(content: bytes) -> Iterator[tuple[str, np.ndarray, bool]]:
+    """
+    Yield names and arrays of the binary format, and whether they were rounded to 8 bits. Little endian: version, number
+    of items, four numbers for each (length of its name, type, number of dimensions, length of its data), names, shapes,
+    padding, data.
+    """
+    left = memoryview(content)
 
-
-class Reader:
-    """Reads numbers and bytes from the start of a file, and raises `ValueError` at its end."""
-
-    def __init__(self, content: bytes):
-        self.content, self.place = memoryview(content), 0
-
-    def take(self, size: int) -> memoryview:
-        """Return the next bytes."""
-        if not 0 <= size <= len(self.content) - self.place:
+    def take(size: int) -> memoryview:
+        nonlocal left
+        if size > len(left):
             raise ValueError("it is truncated")
-        self.place += size
-        return self.content[self.place - size : self.place]
+        taken, left = left[:size], left[size:]
+        return taken
 
-    def numbers(self, count: int, kind: str = "Q") -> tuple[int, ...]:
-        """Return the next integers, of a type of `struct`."""
+    def numbers(count: int, kind: str = "Q") -> tuple[int, ...]:
         layout = f"<{count}{kind}"
-        return struct.unpack(layout, self.take(struct.calcsize(layout)))
+        return struct.unpack(layout, take(struct.calcsize(layout)))
 
-
-def read_binary(content: bytes, path: str) -> tuple[dict[str, np.ndarray], bool]:
-    """
-    Read all items of the binary format; little endian: version, number of items, four numbers for each (length of its
-    name, type, number of dimensions, length of its data), names, shapes, padding, data.
-    """
-    reader, arrays, is_quantized = Reader(content), {}, False
-    try:
-        (version,) = reader.numbers(1)
-        if version != VERSION:
-            raise ValueError(f"it is neither a .npz file nor version {VERSION} of the binary format")
-        (count,) = reader.numbers(1)
-        headers = [reader.numbers(4) for _ in range(count)]
-        names = [bytes(reader.take(header[0])).removesuffix(b"\0").decode("utf-8") for header in headers]
-        shapes = [reader.numbers(header[2], "i") for header in headers]
-        reader.take(reader.numbers(1)[0])
-        for name, (_, kind, _, length), shape in zip(names, headers, shapes, strict=True):
-            data = reader.take(length)
-            if name in arrays:
-                raise ValueError(f"two items have the name {name}")
-            is_embedding = "Wemb" in name
-            if kind in QUANTIZED_TYPES and len(shape) == 2 and (is_embedding or not any(n % BLOCK for n in shape)):
-                arrays[name], is_quantized = dequantized(name, data, shape, is_embedding), True
-            elif kind in PLAIN_TYPES:
-                arrays[name] = array_of(data, PLAIN_TYPES[kind], shape)
-            else:
-                raise UserError(
-                    f"the array {name[:60]} has the type {short_repr(f'0x{kind:x} {shape}')}, which is not supported "
-                    "or depends on the processor. Pass the .npz file, or convert that with marian-conv --gemm-type "
-                    "float32 or intgemm8.",
-                    field=path,
-                )
-    except UserError:
-        raise
-    except (ValueError, struct.error) as error:  # from struct or numpy about an impossible shape
-        raise UserError(f"{path} is not an intact model of Marian ({error}).", field=path) from error
-    return arrays, is_quantized
-
-
-def array_of(data: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], more: int = 0) -> np.ndarray:
-    """Return an array from an item's data: its values, `more` bytes, and padding."""
-    size = math.prod(shape)
-    needed = size * dtype.itemsize + more
-    if len(data) not in (needed, -(-needed // ALIGNMENT) * ALIGNMENT):
-        raise ValueError(f"an item of the shape {shape} has {len(data)} bytes instead of {needed}")
-    return np.frombuffer(data, dtype, count=size).reshape(shape)
-
-
-def dequantized(name: str, data: memoryview, shape: tuple[int, ...], is_embedding: bool) -> np.ndarray:
-    """
-    Return a matrix of 8-bit integers as float32: they are divided by the number that follows them. Matrices are stored
-    by columns, embeddings (in the forks only) by rows.
-    """
-    integers = array_of(data, np.dtype("i1"), shape if is_embedding else shape[::-1], more=4)
-    (multiplier,) = struct.unpack_from("<f", data, integers.size)
-    if not (math.isfinite(multiplier) and multiplier > 0):
-        raise ValueError(f"the scale of {name} is {multiplier}")
-    return (integers if is_embedding else integers.T) / np.float32(multiplier)
+    (version,) = numbers(1)
+    if version != VERSION:
+        raise ValueError(f"it is neither a .npz file nor version {VERSION} of the binary format")
+    headers = [numbers(4) for _ in range(*numbers(1))]
+    names = [bytes(take(header[0])).removesuffix(b"\0").decode("utf-8") for header in headers]
+    shapes = [numbers(header[2], "i") for header in headers]
+    take(*numbers(1))
+    for name, (_, kind, _, length), shape in zip(names, headers, shapes, strict=True):
+        data, size, is_embedding = take(length), math.prod(shape), "Wemb" in name
+        is_rounded = kind in QUANTIZED_TYPES
+        if is_rounded and (len(shape) != 2 or (not is_embedding and any(n % BLOCK for n in shape))):
+            raise ValueError(f"the array {name[:60]} has 8 bits and the shape {shape}. {CONVERSION}")
+        if not is_rounded and kind not in PLAIN_TYPES:
+            raise ValueError(f"the array {name[:60]} has the type 0x{kind:x}. {CONVERSION}")
+        dtype = np.dtype("i1") if is_rounded else PLAIN_TYPES[kind]
+        needed = size * dtype.itemsize + 4 * is_rounded  # 8-bit integers are divided by the number that follows them
+        if min(shape, default=1) < 0 or length not in (needed, -(-needed // ALIGNMENT) * ALIGNMENT):
+            raise ValueError(f"an item of the shape {shape} has {length} bytes instead of {needed}")
+        # 8-bit matrices are stored by columns, embeddings (in the forks only) by rows.
+        is_transposed = is_rounded and not is_embedding
+        array = np.frombuffer(data, dtype, count=size).reshape(shape[::-1] if is_transposed else shape)
+        if is_rounded:
+            (multiplier,) = struct.unpack_from("<f", data, size)
+            if not (math.isfinite(multiplier) and multiplier > 0):
+                raise ValueError(f"the scale of {name} is {multiplier}")
+            array = (array.T if is_transposed else array) / np.float32(multiplier)
+        yield name, array, is_rounded

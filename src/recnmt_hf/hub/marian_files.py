@@ -16,8 +16,7 @@ from ..data.files import open_output, open_output_folder
 from ..data.languages import list_names
 from ..data.text import open_bytes
 from ..data.tokenizer_checks import stamp_tokenizers
-from ..data.tokenizer_pair import TokenizerPair
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from ..inference.loading import quiet_loading
 from ..inference.model_checks import check_weights
 from ..inference.model_settings import start_id
@@ -26,14 +25,13 @@ from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGenera
 from ..training.evidence import Evidence, about_model
 from ..training.processes import logger
 from .checked_copy import load_checked
-from .marian_arrays import OLD_OUTPUT, OUTPUT, OUTPUT_BIAS, Place, array_shape, extract, fill, places_of
+from .marian_arrays import FURTHER, OLD_OUTPUT, OUTPUT, OUTPUT_BIAS, Place, places_of
 from .marian_binary import npz_content, parse_settings, read_marian_file
 from .marian_settings import (
     IGNORED_BY_SEARCH,
     IMPORTED_SETTINGS,
     Settings,
     check_function,
-    imported_settings,
     settings_of,
 )
 from .marian_vocabularies import Pieces, check_pieces, pieces_of, read_pieces, write_tokenizers
@@ -90,22 +88,21 @@ def import_marian_file(
             f"{path} has 8-bit weights, which were converted to float32. Marian also quantizes activations, so that "
             "its translations may differ where two have nearly equal scores."
         )
-    penalty = search.number("normalize")
     logger.info(
-        f"To translate with Marian's settings: recnmt translate {output} --beams {search.integer('beam-size')} "
-        f"--length-penalty-type hf --length-penalty {penalty:g} --max-length-extra 0 "
-        f"--max-length-factor {search.number('max-length-factor'):g}"
+        f"To translate with Marian's settings: recnmt translate {output} --beams {search['beam-size']} "
+        f"--length-penalty-type hf --length-penalty {search['normalize']:g} --max-length-extra 0 "
+        f"--max-length-factor {search['max-length-factor']:g}"
     )
     return Path(output)
 
 
 def generation_settings(search: Settings, config: NMTTransformerConfig, target: Pieces) -> GenerationConfig:
     """Return the settings of `generate` that correspond to those of Marian's search."""
-    beams = search.integer("beam-size")
-    penalty = {"length_penalty": search.number("normalize")} if beams > 1 else {}
+    beams = search["beam-size"]
+    penalty = {"length_penalty": float(search["normalize"])} if beams > 1 else {}
     ids = {name: getattr(config, name) for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
-    suppressed = [] if search.is_on("allow-unk") else [target.unknown]
-    if NEWLINE in target.symbols and not search.is_on("allow-special"):
+    suppressed = [] if search["allow-unk"] else [target.unknown]
+    if NEWLINE in target.symbols and not search["allow-special"]:
         suppressed.append(target.symbols.index(NEWLINE))
     settings = {"num_beams": beams, "max_length": config.max_position_embeddings, "suppress_tokens": suppressed or None}
     return GenerationConfig(**settings, **penalty, **ids)
@@ -115,18 +112,18 @@ def build_model(
     arrays: Mapping[str, np.ndarray], settings: Settings, pieces: Sequence[Pieces]
 ) -> NMTTransformerForConditionalGeneration:
     """Return a model with these arrays; `UserError` unless all arrays are used and all parameters are filled."""
-    padding = max(len(vocabulary.symbols) for vocabulary in pieces)
+    sizes = [len(vocabulary.symbols) for vocabulary in pieces]
     fields: dict[str, Any] = {
         **settings.fields(),
-        **dict.fromkeys(("vocab_size", "decoder_vocab_size"), padding + 1),
-        **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), padding),
+        **dict.fromkeys(("vocab_size", "decoder_vocab_size"), max(sizes) + 1),
+        **dict.fromkeys(("pad_token_id", "decoder_start_token_id"), max(sizes)),
         **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0),
         "eos_token_id": pieces[1].end,
         "final_logits_bias": True,
         IMPORTED_SETTINGS: dict(settings.values),
     }
     config = NMTTransformerConfig(**fields)
-    arrays, omits_bias = {**arrays}, settings.is_on("output-omit-bias")
+    arrays, omits_bias = {**arrays}, settings["output-omit-bias"]
     if OLD_OUTPUT in arrays and OUTPUT not in arrays:
         arrays[OUTPUT] = arrays.pop(OLD_OUTPUT).T
     needed = {name for place in places_of(config, not omits_bias) for name in place.arrays}
@@ -138,31 +135,36 @@ def build_model(
             field=settings.path,
         )
     if omits_bias:
-        arrays[OUTPUT_BIAS] = np.zeros((1, len(pieces[1].symbols)), np.float32)
+        arrays[OUTPUT_BIAS] = np.zeros((1, sizes[1]), np.float32)
     places = list(places_of(config))
     with torch.device("meta"):  # wrong settings could ask for more memory than there is
         expected = NMTTransformerForConditionalGeneration(config).state_dict()
     for place in places:
-        own = array_shape(place, expected[place.parameter].shape, symbols_of(place, pieces))
-        for name in place.arrays:
-            if (shape := arrays[name].shape) != own:
+        views = place.views(expected[place.parameter], symbols_of(place, sizes))
+        for name, view in zip(place.arrays, views, strict=True):
+            if arrays[name].shape != view.shape:
                 raise UserError(
-                    f"the array {name} has the shape {short_repr(shape)}; by the settings it must be {own}.",
+                    f"{settings.path}: the array {name} has the shape {arrays[name].shape}; by the settings and "
+                    f"vocabularies it must be {tuple(view.shape)}.",
                     field=settings.path,
                 )
     model = NMTTransformerForConditionalGeneration(config)
     state = model.state_dict()
     for place in places:
-        fill(place, state[place.parameter], [arrays[name] for name in place.arrays])
+        parameter = state[place.parameter]
+        if place.kind in FURTHER:
+            parameter.fill_(FURTHER[place.kind])
+        for name, view in zip(place.arrays, place.views(parameter, symbols_of(place, sizes)), strict=True):
+            view.copy_(torch.from_numpy(arrays[name]))
     filled = {*model.get_expanded_tied_weights_keys(), *(place.parameter for place in places)}
     assert filled == state.keys(), f"parameters differ: {filled ^ state.keys()}"
     check_weights(model)
     return model.eval()
 
 
-def symbols_of(place: Place, pieces: Sequence[Pieces]) -> int:
-    """Return the number of symbols of the vocabulary to which a place belongs; all but one belong to the target's."""
-    return len(pieces[place.arrays[0] != "encoder_Wemb"].symbols)
+def symbols_of(place: Place, sizes: Sequence[int]) -> int:
+    """Return the size of the vocabulary to which a place belongs; all but one belong to the target's."""
+    return sizes[place.arrays[0] != "encoder_Wemb"]
 
 
 def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
@@ -184,7 +186,25 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
     if output.suffix != ".npz":
         raise UserError(f"{output} does not end in .npz.", field=output)
     model, tokenizers = load_checked(source, **kwargs)
-    arrays, settings, pieces = marian_content(model, tokenizers)
+    check_function(model.config)
+    pieces = pieces_of(tokenizers)
+    sizes = [len(vocabulary.symbols) for vocabulary in pieces]
+    state, start = model.state_dict(), start_id(model)
+    if start < sizes[1] or state["model.decoder.embed_tokens.weight"][start].any():
+        raise UserError(
+            f"Marian starts from a zero vector, but decoder_start_token_id={start} has an embedding or is a symbol of "
+            "the vocabulary. Export a model that was imported from Marian's own files, or fine-tuned from one with "
+            "training.label_smoothing_factor=0.",
+            field="decoder_start_token_id",
+        )
+    imported, bias = getattr(model.config, IMPORTED_SETTINGS, None) or {}, state.get("final_logits_bias")
+    omits_bias = imported.get("output-omit-bias", not imported)
+    has_bias = bias is not None and bool(not omits_bias or bias[:, : sizes[1]].any())
+    arrays: dict[str, np.ndarray] = {}
+    for place in places_of(model.config, has_bias):
+        views = place.views(state[place.parameter], symbols_of(place, sizes))
+        # Marian reads arrays in the order of C only.
+        arrays |= zip(place.arrays, (np.ascontiguousarray(view.float().cpu().numpy()) for view in views), strict=True)
     generation = model.generation_config
     sides = ["vocab"] if pieces[0].content == pieces[1].content else ["source", "target"]
     names = [f"{output.stem}.{side}.spm" for side in sides]
@@ -198,34 +218,10 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
     }
     contents = {name: vocabulary.content for name, vocabulary in zip(names, pieces, strict=False)}
     contents[f"{output.stem}.decoder.yml"] = yaml.safe_dump(search, sort_keys=False).encode()
-    contents[output.name] = npz_content(arrays, settings)
+    contents[output.name] = npz_content(
+        dict(sorted(arrays.items())), settings_of(model.config, (sizes[0], sizes[1]), has_bias)
+    )
     for name, content in contents.items():
         with open_output(output.parent / name, binary=True) as file:
             file.write(content)
     return output
-
-
-def marian_content(
-    model: NMTTransformerForConditionalGeneration, tokenizers: TokenizerPair
-) -> tuple[dict[str, np.ndarray], dict[str, Any], list[Pieces]]:
-    """Return the arrays, settings and vocabularies of a model in Marian; `UserError` if Marian does not support it."""
-    check_function(model.config)
-    pieces = pieces_of(tokenizers)
-    source_size, target_size = (len(vocabulary.symbols) for vocabulary in pieces)
-    state, start = model.state_dict(), start_id(model)
-    bias = state.get("final_logits_bias")
-    omits_bias = imported_settings(model.config).get("output-omit-bias", not imported_settings(model.config))
-    has_bias = bias is not None and bool(not omits_bias or bias[:, :target_size].any())
-    settings = settings_of(model.config, (source_size, target_size), has_bias)
-    if start < target_size or state["model.decoder.embed_tokens.weight"][start].any():
-        raise UserError(
-            f"Marian starts from a zero vector, but decoder_start_token_id={short_repr(start)} has an embedding or is "
-            "a symbol of the vocabulary. Export a model that was imported from Marian's own files, or fine-tuned "
-            "from one with training.label_smoothing_factor=0.",
-            field="decoder_start_token_id",
-        )
-    arrays: dict[str, np.ndarray] = {}
-    for place in places_of(model.config, has_bias):
-        values = extract(place, state[place.parameter], symbols_of(place, pieces))
-        arrays |= zip(place.arrays, values, strict=True)
-    return dict(sorted(arrays.items())), settings, pieces

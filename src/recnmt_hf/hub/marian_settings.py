@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,40 @@ from .checked_copy import check_fields
 IMPORTED_SETTINGS = "marian_settings"
 # Values of a setting that is off.
 OFF: tuple[Any, ...] = (False, 0, "", [], None)
-# Settings that must have one of these values where they are given.
-FIXED: dict[str, tuple[Any, ...]] = {
+ANYTHING: tuple[Any, ...] = ()
+NUMBERS = ("normalize", "max-length-factor")  # from 0 to 100
+# Norm, dropout and sum before and after a sub-layer and after all layers, by whether the norm comes first.
+ORDER = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
+ORDERS = {False: ("", "dan", ""), True: ("n", "da", "n")}
+ACTIVATIONS = {"swish": "silu", "relu": "relu"}
+# Marian's gelu was x sigmoid(1.702 x) before a release. Kinds of gelu, with a release that computes them.
+EXACT_GELU = (1, 12, 3)
+GELUS = {"quick_gelu": "v1.12.0", "gelu": "v1.12.3"}
+AUTOREGRESSIONS = {"self-attention": "self_attention", "rnn": "ssru", "average-attention": "average_attention"}
+# All known settings, with the supported values: a range of integers, or some values.
+# Marian does not read `transformer-train-position-embeddings`; trained positions are an array Wpos, which no parameter
+# receives.
+SETTINGS: dict[str, range | tuple[Any, ...]] = {
     "type": ("transformer",),
+    **dict.fromkeys(("enc-depth", "dec-depth", "beam-size", "transformer-aan-depth"), range(1, 1001)),
+    **dict.fromkeys(("dim-emb", "transformer-heads"), range(1, 2**16 + 1)),
+    **dict.fromkeys(("transformer-dim-ffn", "transformer-dim-aan"), range(1, 2**20 + 1)),
+    "transformer-decoder-dim-ffn": range(2**20 + 1),
+    "transformer-decoder-autoreg": tuple(AUTOREGRESSIONS),
+    **dict.fromkeys(("transformer-ffn-activation", "transformer-aan-activation"), (*ACTIVATIONS, "gelu")),
+    "transformer-preprocess": ("n", ""),
     "transformer-postprocess-emb": ("d", ""),
     "transformer-ffn-depth": (2,),
     "transformer-decoder-ffn-depth": (0, 2),
     "transformer-attention-mask": ("default", ""),
     "input-types": ([], ["sequence"], ["sequence", "sequence"]),
+    **dict.fromkeys(
+        (
+            *("tied-embeddings", "tied-embeddings-src", "tied-embeddings-all", "output-omit-bias"),
+            *("transformer-rnn-projection", "transformer-aan-nogate", "allow-unk", "allow-special"),
+        ),
+        (True, False),
+    ),
     **dict.fromkeys(
         (
             *("right-left", "ulr", "ulr-dim-emb", "ulr-trainable-transformation", "layer-normalization"),
@@ -34,13 +60,16 @@ FIXED: dict[str, tuple[Any, ...]] = {
         ),
         (False,),
     ),
-}
-# Settings without effect on a Transformer that translates. Marian does not read
-# `transformer-train-position-embeddings`; trained positions are an array Wpos, which no parameter receives.
-IGNORED = {
-    *("enc-type", "enc-cell", "enc-cell-depth", "dec-cell-base-depth", "dec-cell-high-depth", "dim-rnn", "skip"),
-    *("version", "bert-train-type-embeddings", "bert-type-vocab-size", "factors-combine", "separator-symbol"),
-    *("transformer-depth-scaling", "transformer-train-position-embeddings"),
+    # Checked together with others, or without effect on a Transformer that translates.
+    **dict.fromkeys(
+        (
+            *("dim-vocabs", "dec-cell", "transformer-guided-alignment-layer", *ORDER[1:], *NUMBERS),
+            *("enc-type", "enc-cell", "enc-cell-depth", "dec-cell-base-depth", "dec-cell-high-depth", "dim-rnn"),
+            *("version", "bert-train-type-embeddings", "bert-type-vocab-size", "factors-combine", "skip"),
+            *("separator-symbol", "transformer-depth-scaling", "transformer-train-position-embeddings"),
+        ),
+        ANYTHING,
+    ),
 }
 # Settings of a file for marian-decoder without effect on translations.
 IGNORED_BY_SEARCH = {
@@ -50,47 +79,10 @@ IGNORED_BY_SEARCH = {
     *("gemm-precision", "gemm-type", "optimize", "precision", "fp16", "skip-cost", "input", "output", "stat-freq"),
     *("ssplit-mode", "ssplit-prefix-file", "max-length-break"),
 }
-# Norm, dropout and sum before and after a sub-layer and after all layers, by whether the norm comes first.
-ORDER = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
-ORDERS = {False: ("", "dan", ""), True: ("n", "da", "n")}
-ACTIVATIONS = {"swish": "silu", "relu": "relu"}
-# Marian's gelu was x sigmoid(1.702 x) before a release. Kinds of gelu, with a release that computes them.
-EXACT_GELU = (1, 12, 3)
-GELUS = {"quick_gelu": "v1.12.0", "gelu": "v1.12.3"}
-AUTOREGRESSIONS = {"self-attention": "self_attention", "rnn": "ssru", "average-attention": "average_attention"}
-SWITCHES = (
-    *("tied-embeddings", "tied-embeddings-src", "tied-embeddings-all", "output-omit-bias"),
-    *("transformer-rnn-projection", "transformer-aan-nogate", "allow-unk", "allow-special"),
-)
-# Integers: name -> Marian's default (`None`: always stored), the least and the greatest value.
-INTEGERS: dict[str, tuple[int | None, int, int]] = {
-    "dim-emb": (None, 4, 2**16),
-    "enc-depth": (None, 1, 1000),
-    "dec-depth": (None, 1, 1000),
-    "transformer-heads": (8, 1, 2**16),
-    "transformer-dim-ffn": (2048, 1, 2**20),
-    "transformer-decoder-dim-ffn": (0, 0, 2**20),
-    "transformer-dim-aan": (2048, 1, 2**20),
-    "transformer-aan-depth": (2, 1, 1000),
-    "beam-size": (1, 1, 1000),
-}
-# Numbers of the search, with the defaults of the tools that publish students.
-NUMBERS = {"normalize": 1.0, "max-length-factor": 3.0}
-KNOWN = {
-    *(*FIXED, *IGNORED, *ORDER, *SWITCHES, *INTEGERS, *NUMBERS, "dim-vocabs", "dec-cell"),
-    *("transformer-ffn-activation", "transformer-aan-activation", "transformer-decoder-autoreg"),
-    "transformer-guided-alignment-layer",
-}
-# Fields of every Transformer of Marian.
-FUNCTION: dict[str, Any] = {
-    "position_embedding_type": "tensor2tensor",
-    "layer_norm_eps": 1e-6,
-    "scale_embedding": True,
-    "self_attention_type": "absolute",
-    "encoder_position_embeddings": True,
-    "decoder_position_embeddings": True,
-}
-# Settings of an exported model that was not imported, before those of its configuration.
+# Settings that every file has, and the defaults of the others: Marian's, or those of the tools that publish students.
+REQUIRED = ("type", "dim-emb", "enc-depth", "dec-depth", "dim-vocabs")
+SEARCH_DEFAULTS: dict[str, Any] = {"beam-size": 1, "normalize": 1.0, "max-length-factor": 3.0}
+# Those of an exported model that was not imported, before the settings of its configuration.
 DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("right-left", "ulr", "layer-normalization", "skip", "transformer-no-projection"), False),
     **dict.fromkeys(("transformer-pool", "transformer-train-position-embeddings"), False),
@@ -101,6 +93,20 @@ DEFAULTS: dict[str, Any] = {
     **{"transformer-aan-activation": "swish", "transformer-aan-depth": 2, "transformer-dim-aan": 2048},
     **{"transformer-guided-alignment-layer": "last", "transformer-postprocess-emb": "d", "type": "transformer"},
     **{"transformer-tied-layers": [], "ulr-trainable-transformation": False},
+}
+# Defaults of settings that an exported model takes from its configuration.
+MODEL_DEFAULTS: dict[str, Any] = {
+    **{"transformer-heads": 8, "transformer-dim-ffn": 2048, "transformer-decoder-dim-ffn": 0},
+    **{"transformer-ffn-activation": "swish", "transformer-decoder-autoreg": "self-attention"},
+}
+# Fields of every Transformer of Marian.
+FUNCTION: dict[str, Any] = {
+    "position_embedding_type": "tensor2tensor",
+    "layer_norm_eps": 1e-6,
+    "scale_embedding": True,
+    "self_attention_type": "absolute",
+    "encoder_position_embeddings": True,
+    "decoder_position_embeddings": True,
 }
 
 
@@ -123,126 +129,89 @@ class Settings:
     ignored: Set[str] = frozenset()
 
     def __post_init__(self) -> None:
-        for name in sorted(self.values):
-            if name not in KNOWN and name not in self.ignored:
+        for name, value in sorted({**dict.fromkeys(REQUIRED), **self.values}.items()):
+            if name not in SETTINGS and name not in self.ignored:
                 raise UserError(
-                    f"{self.path} has the setting {name}={short_repr(self.values[name])}, which is unknown. Only "
+                    f"{self.path} has the setting {name}={short_repr(value)}, which is unknown. Only "
                     "Transformers are supported.",
                     field=name,
                 )
-            allowed = FIXED.get(name, ())
-            if allowed and not any(is_same(self.values[name], one) for one in allowed):
-                raise self.error(name, describe(allowed))
-        for names, check in ((SWITCHES, self.is_on), (INTEGERS, self.integer), (NUMBERS, self.number)):
-            for name in self.values.keys() & set(names):
-                check(name)
+            allowed = SETTINGS.get(name, ANYTHING)
+            if isinstance(allowed, range):
+                is_allowed = type(value) is int and value in allowed
+                self.require(is_allowed, name, f"an integer from {allowed[0]} to {allowed[-1]}")
+            elif allowed:
+                self.require(any(is_same(value, one) for one in allowed), name, describe(allowed))
+            elif name in NUMBERS:
+                self.require(type(value) in (int, float) and 0 <= value <= 100, name, "a number from 0 to 100")
+        sizes = self["dim-vocabs"]
+        are_two = isinstance(sizes, list) and len(sizes) == 2 and all(type(size) is int and size > 1 for size in sizes)
+        self.require(are_two, "dim-vocabs", "two sizes")
 
-    def error(self, name: str, allowed: str) -> UserError:
-        """Return the error about the value of a setting."""
-        value = self.values.get(name)
-        return UserError(
-            f"{self.path} has the setting {name}={short_repr(value)}, which is not supported; it must be {allowed}.",
-            field=name,
-        )
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of a setting, or its default; `False` if it is off."""
+        value = self.values.get(name, {**DEFAULTS, **MODEL_DEFAULTS, **SEARCH_DEFAULTS}.get(name))
+        return False if value in OFF else value
 
-    def choose(self, name: str, meanings: Mapping[Any, Any], default: Any) -> Any:
-        """Return what the value of a setting means."""
-        value = self.values.get(name, default)
-        for allowed, meaning in meanings.items():
-            if is_same(value, allowed):
-                return meaning
-        raise self.error(name, describe(tuple(meanings)))
-
-    def is_on(self, name: str) -> bool:
-        """Return the value of one of the [`SWITCHES`]."""
-        return self.choose(name, {True: True, False: False}, False)
+    def require(self, is_supported: bool, name: str, allowed: str) -> None:
+        """Raise `UserError` about the value of a setting unless it is supported."""
+        if not is_supported:
+            raise UserError(
+                f"{self.path} has the setting {name}={short_repr(self.values.get(name))}, which is not supported; it "
+                f"must be {allowed}.",
+                field=name,
+            )
 
     def activation(self, name: str) -> str:
         """Return the activation that a setting names; the release that saved the file decides which gelu it means."""
-        if self.values.get(name) != "gelu":
-            return self.choose(name, ACTIVATIONS, "swish")
-        release = re.match(r"v(\d+)\.(\d+)\.(\d+)", str(self.values.get("version")))
-        if release is None:
-            raise self.error("version", f"a release of Marian, such as {GELUS['gelu']}, with {name}=gelu")
-        return "gelu" if tuple(map(int, release.groups())) >= EXACT_GELU else "quick_gelu"
-
-    def integer(self, name: str) -> int:
-        """Return the value of one of the [`INTEGERS`]."""
-        default, least, most = INTEGERS[name]
-        value = self.values.get(name, default)
-        if type(value) is not int or not least <= value <= most:
-            raise self.error(name, f"an integer from {least} to {most}")
-        return value
-
-    def number(self, name: str) -> float:
-        """Return the value of one of the [`NUMBERS`]."""
-        value = self.values.get(name, NUMBERS[name])
-        if type(value) not in (int, float) or not 0 <= value <= 100:
-            raise self.error(name, "a number from 0 to 100")
-        return float(value)
-
-    def vocabulary_sizes(self) -> tuple[int, int]:
-        """Return the numbers of source and target symbols."""
-        sizes = self.values.get("dim-vocabs")
-        if not isinstance(sizes, list) or len(sizes) != 2 or any(type(size) is not int or size < 2 for size in sizes):
-            raise self.error("dim-vocabs", "two sizes")
-        return sizes[0], sizes[1]
+        if self[name] != "gelu":
+            return ACTIVATIONS[self[name]]
+        release = re.match(r"v(\d+)\.(\d+)\.(\d+)", str(self["version"]))
+        self.require(release is not None, "version", f"a release of Marian, such as {GELUS['gelu']}, with {name}=gelu")
+        return "gelu" if release and tuple(map(int, release.groups())) >= EXACT_GELU else "quick_gelu"
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the configuration of a model, without those of its vocabularies."""
-        self.choose("type", {"transformer": None}, None)
-        d_model, heads, ffn = map(self.integer, ("dim-emb", "transformer-heads", "transformer-dim-ffn"))
-        if d_model % 2 or d_model % heads:
-            raise self.error("dim-emb", f"even and a multiple of transformer-heads={heads}")
-        is_tied = self.is_on("tied-embeddings-all")
-        return {
+        d_model, heads, ffn = (self[name] for name in ("dim-emb", "transformer-heads", "transformer-dim-ffn"))
+        is_divisible = d_model >= 4 and d_model % 2 == 0 and d_model % heads == 0
+        self.require(is_divisible, "dim-emb", f"at least 4, even, and a multiple of transformer-heads={heads}")
+        is_norm_first = self[ORDER[0]] == "n"
+        for name, expected in zip(ORDER, ORDERS[is_norm_first], strict=True):
+            with_first = f"{expected or 'off'} with {ORDER[0]}={self[ORDER[0]] or 'off'}"
+            self.require((self.values.get(name) or "") == expected, name, with_first)
+        # The decoder layer, from 0, whose first head aligns words; Marian counts from 1.
+        layers = {str(i): i - 1 for i in range(1, self["dec-depth"] + 1)} | {"last": self["dec-depth"] - 1}
+        aligning = str(self["transformer-guided-alignment-layer"])
+        self.require(aligning in layers, "transformer-guided-alignment-layer", describe(layers))
+        is_tied, kind = self["tied-embeddings-all"], AUTOREGRESSIONS[self["transformer-decoder-autoreg"]]
+        fields = {
             "d_model": d_model,
-            "encoder_layers": self.integer("enc-depth"),
-            "decoder_layers": self.integer("dec-depth"),
+            "encoder_layers": self["enc-depth"],
+            "decoder_layers": self["dec-depth"],
             **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), heads),
             "encoder_ffn_dim": ffn,
-            "decoder_ffn_dim": self.integer("transformer-decoder-dim-ffn") or ffn,
+            "decoder_ffn_dim": self["transformer-decoder-dim-ffn"] or ffn,
             "activation_function": self.activation("transformer-ffn-activation"),
-            "share_encoder_decoder_embeddings": is_tied or self.is_on("tied-embeddings-src"),
-            "tie_word_embeddings": is_tied or self.is_on("tied-embeddings"),
-            "normalize_before": self.normalizes_before(),
-            "alignment_head": [self.alignment_layer(), 0],
+            "share_encoder_decoder_embeddings": is_tied or self["tied-embeddings-src"],
+            "tie_word_embeddings": is_tied or self["tied-embeddings"],
+            "normalize_before": is_norm_first,
+            "alignment_head": [layers[aligning], 0],
             **FUNCTION,
-            **self.decoder_fields(),
+            "decoder_autoregression": kind,
         }
-
-    def normalizes_before(self) -> bool:
-        """Return whether the norm of a sub-layer comes first."""
-        order = tuple(self.values.get(name) or "" for name in ORDER)
-        is_first = self.choose(ORDER[0], {"n": True, "": False}, "")
-        for name, own, expected in zip(ORDER, order, ORDERS[is_first], strict=True):
-            if own != expected:
-                raise self.error(name, f"{expected or 'off'} with {ORDER[0]}={order[0] or 'off'}")
-        return is_first
-
-    def alignment_layer(self) -> int:
-        """Return the decoder layer, from 0, whose first head aligns words; Marian counts from 1."""
-        count = self.integer("dec-depth")
-        layers = {"last": count - 1} | {form: i - 1 for i in range(1, count + 1) for form in (i, str(i))}
-        return self.choose("transformer-guided-alignment-layer", layers, "last")
-
-    def decoder_fields(self) -> dict[str, Any]:
-        """Return the fields of the decoder's self-attention, or of what replaces it."""
-        kind = self.choose("transformer-decoder-autoreg", AUTOREGRESSIONS, "self-attention")
-        fields: dict[str, Any] = {"decoder_autoregression": kind}
         if kind == "ssru":
-            self.choose("dec-cell", {"ssru": None}, "gru")
-            fields["decoder_recurrence_projection"] = self.is_on("transformer-rnn-projection")
+            self.require(self["dec-cell"] == "ssru", "dec-cell", "ssru")
+            fields["decoder_recurrence_projection"] = self["transformer-rnn-projection"]
         if kind == "average_attention":
-            depth, width = self.integer("transformer-aan-depth"), self.integer("transformer-dim-aan")
-            self.choose("transformer-aan-depth", {1: None, 2: None}, 2)
-            if self.normalizes_before():  # only the average passes the norm, while the gates read the input itself
-                raise self.error("transformer-preprocess", "off with transformer-decoder-autoreg=average-attention")
-            fields["aan_gate"] = "none" if self.is_on("transformer-aan-nogate") else "separate"
+            depth, width = self["transformer-aan-depth"], self["transformer-dim-aan"]
+            self.require(depth in (1, 2), "transformer-aan-depth", "1 or 2")
+            # Only the average passes the norm, while the gates read the input itself.
+            self.require(not is_norm_first, ORDER[0], "off with transformer-decoder-autoreg=average-attention")
+            fields["aan_gate"] = "none" if self["transformer-aan-nogate"] else "separate"
             fields["aan_ffn"] = depth == 2
             if depth == 2:  # Marian has no second matrix if the first one leads to the model's width
                 fields["aan_ffn_dim"] = width
-                fields["aan_ffn_layers"] = 1 if width == self.integer("dim-emb") else 2
+                fields["aan_ffn_layers"] = 1 if width == d_model else 2
                 fields["aan_activation"] = self.activation("transformer-aan-activation")
         return fields
 
@@ -254,15 +223,9 @@ def is_same(value: Any, other: Any) -> bool:
     return type(value) is type(other) and value == other
 
 
-def describe(values: Iterable[Any]) -> str:
+def describe(values: Collection[Any]) -> str:
     """Return the allowed values of a setting, for messages."""
     return " or ".join(dict.fromkeys("off" if value in OFF else str(value) for value in values))
-
-
-def imported_settings(config: NMTTransformerConfig) -> Mapping[str, Any]:
-    """Return the settings of the imported file, empty for a model that was not imported."""
-    settings = getattr(config, IMPORTED_SETTINGS, None)
-    return settings if isinstance(settings, Mapping) else {}
 
 
 def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: bool) -> dict[str, Any]:
@@ -270,11 +233,11 @@ def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: 
     Return the settings of a model that passes [`check_function`], whose vocabularies have these sizes. Those of the
     imported file are kept while they describe the model.
     """
-    imported = imported_settings(config)
+    imported = getattr(config, IMPORTED_SETTINGS, None)
     if imported:
         known = Settings(imported, IMPORTED_SETTINGS)
-        own = {name: getattr(config, name, None) for name in known.fields()}
-        if own == known.fields() and known.vocabulary_sizes() == sizes:
+        fields = known.fields()
+        if {name: getattr(config, name, None) for name in fields} == fields and known["dim-vocabs"] == list(sizes):
             return {**imported, "output-omit-bias": not has_bias}
     kind, shares, ties = (
         getattr(config, name)

@@ -40,28 +40,20 @@ def parse_pieces(content: bytes, path: str) -> Pieces:
     """Return a SentencePiece model from its content."""
     with packages_of_extra("marian", "Marian's vocabulary"):
         from sentencepiece import SentencePieceProcessor
-    model = SentencePieceProcessor()
     try:
-        model.LoadFromSerializedProto(content)
+        model = SentencePieceProcessor(model_proto=content)
         symbols = [model.IdToPiece(i) for i in range(model.GetPieceSize())]
-    except (RuntimeError, ValueError, TypeError, UnicodeDecodeError) as error:
+        if min(model.eos_id(), model.unk_id()) < 0 or len(set(symbols)) < len(symbols):
+            raise ValueError("no end token, no unknown token, or two equal symbols")
+    except Exception as error:  # sentencepiece does not name the file
         raise UserError(
             f"{path} is not a SentencePiece model with an end token and an unknown token.", field=path
         ) from error
-    if min(model.eos_id(), model.unk_id()) < 0 or len(set(symbols)) < len(symbols):
-        raise UserError(f"{path} is not a SentencePiece model with an end token and an unknown token.", field=path)
     return Pieces(path, content, symbols, model.eos_id(), model.unk_id())
 
 
 def check_pieces(pieces: Sequence[Pieces], settings: Settings) -> None:
-    """Raise `UserError` if vocabularies do not belong to a model."""
-    for vocabulary, size in zip(pieces, settings.vocabulary_sizes(), strict=True):
-        if len(vocabulary.symbols) != size:
-            raise UserError(
-                f"{vocabulary.path} has {len(vocabulary.symbols)} symbols, but the embedding of {settings.path} has "
-                f"{size}.",
-                field=vocabulary.path,
-            )
+    """Raise `UserError` if vocabularies do not belong together."""
     source, target = pieces
     if settings.fields()["share_encoder_decoder_embeddings"] and source.content != target.content:
         raise UserError(
@@ -109,19 +101,14 @@ def pieces_of(tokenizers: TokenizerPair) -> list[Pieces]:
     """Return the SentencePiece models of a model's tokenizers; `UserError` if Marian cannot use them."""
     pieces = []
     for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):
-        model = getattr(tokenizer, f"spm_{side}", None)
-        if model is None:
+        model, ids = getattr(tokenizer, f"spm_{side}", None), tokenizer.get_vocab()
+        vocabulary = parse_pieces(model.serialized_model_proto(), f"{side} tokenizer") if model else None
+        if vocabulary is None or [ids.get(symbol) for symbol in vocabulary.symbols] != list(
+            range(len(vocabulary.symbols))
+        ):
             raise UserError(
-                f"Marian does not support the {side} tokenizer, a {type(tokenizer).__name__}. Export a model with "
-                "SentencePiece files, such as an imported one.",
-                field=f"{side} tokenizer",
-            )
-        vocabulary = parse_pieces(model.serialized_model_proto(), f"{side} tokenizer")
-        ids = tokenizer.get_vocab()
-        if [ids.get(symbol) for symbol in vocabulary.symbols] != list(range(len(vocabulary.symbols))):
-            raise UserError(
-                f"The {side} tokenizer has other ids than its SentencePiece model, so Marian cannot use it. Export a "
-                "model that was imported from Marian's own files.",
+                f"Marian cannot use the {side} tokenizer, a {type(tokenizer).__name__} without a SentencePiece model "
+                "or with other ids. Export a model that was imported from Marian's own files.",
                 field=f"{side} tokenizer",
             )
         pieces.append(vocabulary)
