@@ -122,11 +122,6 @@ def test_files_named_in_the_text_exist(repository):
             assert (repository / name).exists(), (document.name, name)
 
 
-def test_no_placeholder_is_left(repository):
-    for document in documents(repository):
-        assert not re.search(r"@[A-Z]+@|TODO|FIXME", document.read_text()), document.name
-
-
 @pytest.mark.parametrize("module", [f"modeling_{name}" for name in FAMILIES])
 def test_docstring_examples(module):
     import doctest

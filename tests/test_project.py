@@ -16,20 +16,6 @@ import recnmt_hf
 
 # Packages that are imported under another name.
 DISTRIBUTIONS = {"yaml": "pyyaml", "markdown_it": "markdown-it-py"}
-# Files and folders at the top of the repository.
-EXPECTED = {
-    *(
-        ".ci",
-        ".github",
-        ".gitignore",
-        ".pre-commit-config.yaml",
-        "CHANGELOG.md",
-        "CITATION.cff",
-        "LICENSE",
-        "README.md",
-    ),
-    *("model_cards", "pyproject.toml", "scripts", "src", "tests"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +48,6 @@ def test_version_is_in_one_place(repository, project):
     ]
     assert values == [recnmt_hf.__version__]
     assert not re.search(r"^version:", (repository / "CITATION.cff").read_text(), flags=re.MULTILINE)
-
-
-def test_top_level_has_only_expected_files(repository):
-    if not (repository / ".git").exists():
-        pytest.skip("tracked files are known in a git checkout only")
-    command = ["git", "-C", str(repository), "ls-files", "-z"]
-    tracked = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
-    assert {path.partition("/")[0] for path in tracked if path} == EXPECTED
 
 
 def test_version_has_release_notes(repository):

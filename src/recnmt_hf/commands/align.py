@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from ..inference.options import DecodingOptions
 from . import arguments
 
@@ -48,9 +48,7 @@ def check(args: argparse.Namespace) -> None:
         raise UserError("Pass a model with --source and --target or --text, or --links with --gold.")
     for name in ("source", "target", "text", "plot", "output", "shortlist", "source_trees"):
         if args.links is not None and getattr(args, name) is not None:
-            raise UserError(
-                f"--{name.replace('_', '-')} and --links cannot be combined.", field=f"--{name.replace('_', '-')}"
-            )
+            raise UserError(f"--{name.replace('_', '-')} and --links cannot be combined.")
     if args.source_trees is not None and args.source is None:
         raise UserError("--source-trees requires --source.", field="--source-trees")
     files = (args.source is not None) + (args.target is not None)
@@ -78,10 +76,7 @@ def run(args: argparse.Namespace) -> None:
     if gold is not None:
         check_gold(gold, pairs, args.gold)
     if args.pair > len(pairs):
-        allowed = f"a pair from 1 to {len(pairs)}"
-        raise UserError(
-            f"--pair={short_repr(args.pair)} is not allowed; it must be {allowed}. Choose one of these.", field="--pair"
-        )
+        raise UserError(f"--pair must be at most {len(pairs)}, got {args.pair}.", field="--pair")
     inputs = [path for path in (args.source, args.target, args.gold, args.source_trees) if path is not None]
     if args.plot is not None:
         check_picture(args.plot)

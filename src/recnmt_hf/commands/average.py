@@ -39,11 +39,7 @@ def run(args: argparse.Namespace) -> None:
         folders = choose_checkpoints(run_folder, args.count, args.which, args.metric, greater_is_better, report)
         if len(folders) < args.count:
             place = f"{run_folder} with a value of {args.metric}" if args.which == "best" else run_folder
-            raise UserError(
-                f"--count={short_repr(args.count)} exceeds the {len(folders)} complete checkpoints in {place}. Lower "
-                "--count.",
-                field="--count",
-            )
+            raise UserError(f"--count must be at most {len(folders)}, the complete checkpoints in {place}.")
     for folder in folders:
         refuse_inside(args.output, folder)
     with open_output_folder(args.output, must_be_new=True) as working:

@@ -25,7 +25,6 @@ def add_arguments(parser: arguments.Parser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    arguments.refuse_duplicates(args.model, "model")
     arguments.read_options(Limits, args, LIMITS)
 
 
