@@ -7,9 +7,9 @@ from test_kills import tiny
 from test_training import trainer_for
 from user_errors import rejects
 
+from recnmt_hf.training import trainer as trainer_module
 from recnmt_hf.training.moving_average import TRAINED
 from recnmt_hf.training.run import train
-from recnmt_hf.training.trainer import TranslationTrainer
 
 
 DECAY = 0.75
@@ -24,14 +24,14 @@ def plan(folder, **training):
 def run(request, tmp_path_factory):
     """A run of four updates, of one batch or two, and the weights of its evaluations."""
     folder, evaluated = tmp_path_factory.mktemp("averaged"), []
-    own = TranslationTrainer.token_loss
+    own = trainer_module.token_loss
 
     def watched(self, model, dataset):
         evaluated.append({name: value.detach().clone() for name, value in model.named_parameters()})
         return own(self, model, dataset)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TranslationTrainer, "token_loss", watched)
+        patch.setattr(trainer_module, "token_loss", watched)
         train(plan(folder, gradient_accumulation_steps=request.param), folder / "run")
     return folder, evaluated, {"gradient_accumulation_steps": request.param}
 

@@ -22,6 +22,7 @@ from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.inference import Translator
 from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.checkpoints import checkpoints_in, newest_checkpoint
+from recnmt_hf.training.evaluation import sample_scores
 from recnmt_hf.training.evidence import Evidence
 from recnmt_hf.training.plan import Plan
 from recnmt_hf.training.recipe import Recipe
@@ -244,8 +245,8 @@ def test_rotation_keeps_the_last_and_the_best(tmp_path, tokenizer):
         greater_is_better=False,
     )
     values = iter([5.0, 1.0, 4.0, 2.0, 6.0, 7.0, 8.0, 9.0])
-    trainer.token_loss = lambda *args: next(values)
-    trainer.train()
+    with mock.patch("recnmt_hf.training.trainer.token_loss", lambda *args: next(values)):
+        trainer.train()
     assert [step for step, _ in checkpoints_in(tmp_path / "out")] == [2, 4, 7, 8]
 
 
@@ -490,7 +491,7 @@ def test_every_score_has_the_tokenizer_of_the_target_language(tmp_path, capsys):
 def test_a_validation_bleu_of_0_is_reported(tmp_path, tokenizer, capsys):
     trainer = trainer_for(tmp_path, tokenizer, max_steps=1, bleu_samples=2)
     data = trainer.eval_dataset.map(lambda row: {"target": "一二三"})
-    assert trainer.sample_scores(data)["bleu"].score == 0
+    assert sample_scores(trainer, data)["bleu"].score == 0
     assert "bleu_tokenize" in capsys.readouterr().err
 
 
@@ -500,7 +501,7 @@ def test_validation_does_not_split_lines(tmp_path, tokenizer):
     trainer.validation_options.max_length_extra = 2
     trainer.eval_dataset = trainer.eval_dataset.select([0]).map(lambda row: {"source": "We sleep. We sleep."})
     with mock.patch.object(Translator, "search", autospec=True, side_effect=Translator.search) as search:
-        trainer.sample_scores(trainer.eval_dataset)
+        sample_scores(trainer, trainer.eval_dataset)
     assert [len(each.pieces) for each in search.mock_calls[0].args[1]] == [1]
 
 

@@ -233,6 +233,12 @@ def rotate(run: str | Path, keep_last: int, keep_best: int, metric: str | None, 
             discard(folder)
 
 
+def rotate_checkpoints(args: Any) -> None:
+    """Delete all checkpoints of an output folder except the `keep_last` newest and the `keep_best` best."""
+    is_better = args.greater_is_better is not False
+    rotate(args.folder, args.keep_last, args.keep_best, args.metric_for_best_model, is_better)
+
+
 def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Path:
     """
     Write the mean of the parameters of several checkpoints, with the configuration and tokenizers of the last one.

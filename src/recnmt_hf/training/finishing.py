@@ -110,8 +110,8 @@ def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]
         },
         training={
             "steps": steps_of(newest),
-            "seconds_per_step": trainer.seconds_per_step(),
-            "tokens_per_second": trainer.tokens_per_second(),
+            "seconds_per_step": seconds_per_step(trainer),
+            "tokens_per_second": tokens_per_second(trainer),
             "seconds": round(stopwatch["before"]) if "before" in stopwatch else None,
             "processes": trainer.args.world_size,
             "hardware": hardware(trainer.args.device),
@@ -124,6 +124,23 @@ def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]
         base_model=None if start is None or looks_local(start) else start,
         example=texts[len(texts) // 2] if texts else "",
     )
+
+
+def seconds_per_step(trainer: TranslationTrainer) -> float | None:
+    """Return the mean time of a step of this process, evaluation included; `None` without steps."""
+    runtimes = [entry["train_runtime"] for entry in trainer.state.log_history if "train_runtime" in entry]
+    steps = trainer.state.global_step - trainer.steps_before
+    return round(runtimes[-1] / steps, 4) if runtimes and steps else None
+
+
+def tokens_per_second(trainer: TranslationTrainer) -> float | None:
+    """Return the mean number of source and target tokens per second of all processes, evaluation included."""
+    data, seconds = trainer.train_dataset, seconds_per_step(trainer)
+    if not seconds:
+        return None
+    sampler = trainer.token_sampler(data, shuffle=True)
+    devices = trainer.accelerator.num_processes * trainer.args.gradient_accumulation_steps
+    return round(sampler.tokens / len(sampler) * devices / seconds, 1)
 
 
 def drawn_pairs(trainer: TranslationTrainer) -> dict[str, list[int]]:

@@ -15,14 +15,14 @@ from ..errors import UserError
 from ..inference.devices import keep_freed_memory
 from . import output_folder, resuming
 from .building import generation_config, stage_configs
-from .checkpoints import discard, newest_checkpoint, newest_intact_checkpoint, numbered_in, steps_of
+from .checkpoints import discard, newest_checkpoint, newest_intact_checkpoint, numbered_in, rotate_checkpoints, steps_of
 from .checks import build_on_meta, dry_run
 from .finishing import finish
 from .inputs import Inputs, prepare_inputs
 from .plan import Plan, Stage
 from .processes import Processes, logger, progress_bars_on_terminals, settings_of_one_run
 from .recipe import Recipe, check_planned_steps
-from .trainer import TranslationTrainer, rotate_checkpoints
+from .trainer import TranslationTrainer
 
 
 @settings_of_one_run()
@@ -189,7 +189,8 @@ class Run:
             if resuming.stopped_early(checkpoint, stage.patience):
                 logger.info(f"Early stopping ended the run at {checkpoint.name}.")
                 return trainer
-            if trainer.lacks_optimizer(checkpoint):
+            is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled  # in files of other names
+            if not is_sharded and not (checkpoint / "optimizer.pt").is_file():  # the Trainer would begin with a new one
                 raise UserError(
                     f"{checkpoint} has no optimizer state (training.save_only_model), so training cannot be resumed "
                     "from it. Set model.init_from to it in a run with another folder, or start again with "

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
@@ -27,29 +26,30 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from ..data.batching import BatchLimits, TokenBatchSampler
 from ..data.bpe_dropout import ResegmentedDataset, Resegmenter
 from ..data.sharded import PooledBatchSampler, ShardedDataset
-from ..data.tags import split_tags
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import TREE_INPUTS, Relations, tree_options
-from ..data.trees import sentences_of_columns
 from ..errors import UserError, short_repr
-from ..inference.backends.torch_model import TorchBackend
-from ..inference.translator import Translator
-from ..metrics.bleu import MetricScore
 from ..models.seq2seq_loading import read_safetensors
 from .arguments import TranslationTrainingArguments
 from .callbacks import OutputMeans, RunCallback, Stopwatch, TimeLeft, TrainingStepCallback
-from .checkpoints import discard, mark_complete, newest_checkpoint, newest_intact_checkpoint, rotate, steps_of
+from .checkpoints import (
+    discard,
+    mark_complete,
+    newest_checkpoint,
+    newest_intact_checkpoint,
+    rotate_checkpoints,
+    steps_of,
+)
 from .collator import check_prepared, collator_of, in_order_of_data, smooths_itself
+from .evaluation import sample_scores, token_loss
 from .guided_alignment import AlignmentGuide, GuidedAlignment, check_checkpointing
 from .moving_average import MovingAverage
 from .processes import logger
-from .testing import translate_segments, validation_options
+from .testing import validation_options
 
 
 # Schedules that follow the metric of the evaluations.
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")
-# A lower BLEU is printed as 0.
-LEAST_BLEU = 0.005
 # Pairs of words in a batch per token of its budget, for models that compare all pairs.
 PAIRS_PER_TOKEN = 64
 
@@ -235,27 +235,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         updates = self.updates_of(self.token_sampler(self.train_dataset, shuffle=True))
         return math.ceil(self.args.num_train_epochs * updates)
 
-    def lacks_optimizer(self, checkpoint: Path) -> bool:
-        """Return whether a checkpoint has no state of the optimizer. The Trainer would begin with a new one."""
-        is_sharded = self.is_fsdp_enabled or self.is_deepspeed_enabled  # in files of other names
-        return not is_sharded and not (checkpoint / "optimizer.pt").is_file()
-
     # -- learning rate -----------------------------------------------------------------------------------------------
-
-    def seconds_per_step(self) -> float | None:
-        """Return the mean time of a step of this process, evaluation included; `None` without steps."""
-        runtimes = [entry["train_runtime"] for entry in self.state.log_history if "train_runtime" in entry]
-        steps = self.state.global_step - self.steps_before
-        return round(runtimes[-1] / steps, 4) if runtimes and steps else None
-
-    def tokens_per_second(self) -> float | None:
-        """Return the mean number of source and target tokens per second of all processes, evaluation included."""
-        data, seconds = self.train_dataset, self.seconds_per_step()
-        if not seconds:
-            return None
-        sampler = self.token_sampler(data, shuffle=True)
-        devices = self.accelerator.num_processes * self.args.gradient_accumulation_steps
-        return round(sampler.tokens / len(sampler) * devices / seconds, 1)
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         is_new = self.lr_scheduler is None
@@ -368,10 +348,10 @@ class TranslationTrainer(Seq2SeqTrainer):
         model = self.model_wrapped if self.is_fsdp_enabled else self.model
         model.eval()
         dataset = self.evaluated_dataset
-        loss = self.token_loss(model, dataset)
+        loss = token_loss(self, model, dataset)
         metrics = {"loss": loss, "perplexity": math.exp(min(loss, 50.0))}
         if self.args.bleu_samples > 0 and "target" in dataset.column_names:
-            metrics |= {name: score.score for name, score in self.sample_scores(dataset).items()}
+            metrics |= {name: score.score for name, score in sample_scores(self, dataset).items()}
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         predictions: Any = None  # as in transformers' own loop, against its type
         return EvalLoopOutput(predictions=predictions, label_ids=None, metrics=metrics, num_samples=len(dataset))
@@ -384,52 +364,6 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader[Any]:
         return self.get_eval_dataloader(test_dataset)
-
-    @torch.no_grad()
-    def token_loss(self, model: torch.nn.Module, dataset: Dataset) -> float:
-        """Return the mean negative log-likelihood of a target token, unsmoothed."""
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        # The sum needs float64, which not every device has.
-        device = torch.device("cpu") if self.args.device.type == "mps" else self.args.device
-        total = torch.zeros(2, dtype=torch.float64, device=device)
-        # Every process takes every world-th batch, and for sharding as many as the others.
-        batches = list(self.get_eval_dataloader(dataset))
-        rounds = math.ceil(len(batches) / world)
-        for turn in range(rounds):
-            index = turn * world + rank
-            inputs = self._prepare_inputs(batches[min(index, len(batches) - 1)])
-            tokens = (inputs["labels"] != -100).sum()
-            settings = {"return_logits": False} if self.smooths_itself else {}
-            with self.compute_loss_context_manager():
-                loss = model(**inputs, **settings).loss  # a mean over the batch's tokens
-            if index < len(batches):
-                total += torch.stack([loss * tokens, tokens.to(loss.dtype)]).to(device).double()
-        total = self.accelerator.reduce(total, reduction="sum")
-        return (total[0] / total[1]).item()
-
-    def sample_scores(self, dataset: Dataset) -> dict[str, MetricScore]:
-        """Return BLEU or ROUGE of the first `bleu_samples` sentences, distributed over the processes."""
-        sample = dataset.select(range(min(self.args.bleu_samples, len(dataset))))
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        own = list(range(rank, len(sample), world))
-        model = self.accelerator.unwrap_model(self.model)
-        translator = Translator.from_backend(TorchBackend(model, self.tokenizers, check=False))
-        sources = sentences_of_columns(sample["source"][:], sample[:])
-        tags, references = zip(*(split_tags(text, self.tokenizers.target) for text in sample["target"][:]), strict=True)
-        codes = [sample[name][:] for name in ("source_lang", "target_lang") if name in sample.column_names]
-        languages: Any = list(zip(*codes, strict=True)) or [()] * len(sample)
-        texts, prefixes, codes = ([column[i] for i in own] for column in (sources, tags, languages))
-        translations = translate_segments(translator, texts, prefixes, codes, self.validation_options)
-        pairs = list(zip(own, translations, strict=True))
-        pairs = sorted(gather_object(pairs)) if world > 1 else pairs
-        texts = [text for _, text in pairs]
-        scores = self.args.scorer.scores(texts, references)
-        if "bleu" in scores and scores["bleu"].score < LEAST_BLEU and any(texts) and self.is_world_process_zero():
-            logger.warning(
-                f"Warning: BLEU of the validation set is 0 ({scores['bleu'].signature}), although the translations are "
-                "not empty. For a language without spaces between words, set training.bleu_tokenize or its code."
-            )
-        return scores
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -516,12 +450,6 @@ class TranslationTrainer(Seq2SeqTrainer):
     def early_stopping(self) -> list[EarlyStoppingCallback]:
         """Return the callbacks of early stopping."""
         return [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
-
-
-def rotate_checkpoints(args: TranslationTrainingArguments) -> None:
-    """Delete all checkpoints of an output folder except the `keep_last` newest and the `keep_best` best."""
-    is_better = args.greater_is_better is not False
-    rotate(args.folder, args.keep_last, args.keep_best, args.metric_for_best_model, is_better)
 
 
 def warmed_up(schedule: Callable[[int], float], first_step: int, warmup: int, step: int) -> float:
