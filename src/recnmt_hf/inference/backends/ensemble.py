@@ -59,7 +59,7 @@ class EnsembleBackend(TranslatesOnly, TorchBackend):
         self.members: list[TorchBackend] = []
         for member in members:
             if isinstance(member, EnsembleBackend) or not isinstance(member, TorchBackend):
-                raise UserError(f"{type(member).__name__} is not supported in an ensemble, only PyTorch and ONNX.")
+                raise UserError(f"{member.model.name_or_path} is not supported in an ensemble, only PyTorch and ONNX.")
             self.members.append(member)
         check_compatible(self.members)
         # The first one is that whose inputs are encoded.
