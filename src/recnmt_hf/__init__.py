@@ -20,8 +20,8 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from .data.batching import TokenBatchSampler as TokenBatchSampler
-    from .data.corpora import prepare_dataset as prepare_dataset
     from .data.generated import generate_corpus as generate_corpus
+    from .data.prepared import prepare_dataset as prepare_dataset
     from .data.tokenization import train_tokenizer as train_tokenizer
     from .data.tokenizer_pair import TokenizerPair as TokenizerPair
     from .errors import UserError as UserError

@@ -19,10 +19,11 @@ from user_errors import rejects
 
 from recnmt_hf import GCNRNMTConfig
 from recnmt_hf.data.batching import BatchLimits, TokenBatchSampler
-from recnmt_hf.data.corpora import Corpus, prepare_dataset
+from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.data.deduplication import first_occurrences, keys_of
 from recnmt_hf.data.language_filter import probability
 from recnmt_hf.data.locks import lock
+from recnmt_hf.data.prepared import prepare_dataset
 from recnmt_hf.data.sharded import Mixture, PooledBatchSampler, ShardedDataset
 from recnmt_hf.data.sharding import RAW, ShardMaker, ShardSettings, blocks_of, line_ends, prepare_shards
 from recnmt_hf.data.tags import add_tags

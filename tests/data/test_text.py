@@ -12,9 +12,11 @@ import pytest
 from datasets import Dataset, DatasetDict, Features, Translation
 from user_errors import rejects
 
-from recnmt_hf.data.corpora import Corpus, load_pairs, load_test_set, parse_corpora, prepare_dataset
+from recnmt_hf.data.corpora import Corpus, load_pairs, load_test_set, parse_corpora
+from recnmt_hf.data.prepared import prepare_dataset, tokenize_pairs, tokenizer_fingerprint
 from recnmt_hf.data.text import SentencePair, is_plain_file, read_lines, read_parallel
 from recnmt_hf.data.tokenization import train_tokenizer
+from recnmt_hf.errors import UserError
 
 
 def write(path, text, encoding="utf-8"):
@@ -82,22 +84,6 @@ def test_several_references(tmp_path):
     assert Corpus(**corpus).local_files() == [source, first, second]
 
 
-def test_missing_file_names_its_neighbours(tmp_path):
-    write(tmp_path / "train.en", "x\n")
-    missing = str(tmp_path / "train.eng")
-    with rejects("train.en", field=missing, kind=FileNotFoundError):
-        list(read_parallel(tmp_path / "train.eng", tmp_path / "train.en"))
-    with rejects("does not exist, because the folder", kind=FileNotFoundError):
-        list(read_parallel(tmp_path / "no" / "a", tmp_path / "no" / "b"))
-
-
-def test_wrong_encoding_names_the_line(tmp_path):
-    source = write(tmp_path / "a.en", "fine\n" * 3)
-    target = write(tmp_path / "a.de", "gut\nschön\ngut\n", encoding="latin-1")
-    with rejects("2", field=target):
-        list(read_parallel(source, target))
-
-
 def test_empty_lines_are_refused_or_skipped(tmp_path):
     source, target = write(tmp_path / "a.en", "1\n\n3\n"), write(tmp_path / "a.de", "1\n2\n3\n")
     with rejects("2", field=source):
@@ -107,14 +93,44 @@ def test_empty_lines_are_refused_or_skipped(tmp_path):
         list(read_parallel(source, target, on_empty="drop"))
 
 
-def test_empty_and_cut_files(tmp_path):
-    empty = write(tmp_path / "a.en", "")
-    with rejects(field=empty):
-        list(read_parallel(empty, empty))
-    path = tmp_path / "b.gz"
-    path.write_bytes(gzip.compress(b"a line of text\n" * 500)[:-20])
-    with rejects(field=str(path)):
-        list(read_parallel(path, path))
+GOOD = {
+    "text": b"One\nTwo\nThree\n",
+    "tsv": b"One\tEins\nTwo\tZwei\nThree\tDrei\n",
+    "jsonl": b'{"en": "One", "de": "Eins"}\n{"en": "Two", "de": "Zwei"}\n{"en": "Three", "de": "Drei"}\n',
+    "conllu": b"".join(b"1\t%b\t_\t_\t_\t_\t0\troot\t_\t_\n\n" % word for word in (b"One", b"Two", b"Three")),
+}
+ZSTD = pa.Codec("zstd")
+# What happens to a file, and the first line that cannot be read: `None` for the whole file.
+DAMAGE = {
+    "missing": (lambda content: None, None),
+    "empty": (lambda content: b"", None),
+    "cut gzip": (lambda content: gzip.compress(content * 99, mtime=0)[:-20], None),
+    "gzip of another checksum": (lambda content: gzip.compress(content * 99)[:-8] + b"\0" * 8, None),
+    "cut zstd": (lambda content: ZSTD.compress(content * 99, asbytes=True)[:-9], None),
+    "latin-1": (lambda content: content.replace(b"Two", b"Zw\xf6lf"), 2),
+    "utf-16": (lambda content: content.decode().encode("utf-16"), 1),
+    "endless line": (lambda content: b"Two" * 2**23, 1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("reader", GOOD)
+def test_damaged_files_are_named(tmp_path, reader, damage):
+    """For every reader, with the line if only one is wrong."""
+    change, line = DAMAGE[damage]
+    good, path = tmp_path / "good", tmp_path / "damaged"
+    content = change(GOOD[reader])
+    if content is not None:
+        path.write_bytes(content)
+    good.write_bytes(GOOD["text"])
+    corpora = {
+        "text": {"source": path, "target": path},
+        "conllu": {"source": good, "target": good, "source_trees": path},
+    }
+    with rejects(path, kind=FileNotFoundError if content is None else UserError) as caught:
+        list(load_pairs(corpora.get(reader, {reader: path}), "en", "de"))
+    if line is not None:
+        assert f"{path}, line {line if reader != 'conllu' else 2 * line - 1}" in str(caught.value)
 
 
 def test_tsv(tmp_path):
@@ -130,19 +146,12 @@ def test_marks_and_empty_fields(tmp_path):
     assert next(read_parallel(tmp_path / "a.en", tmp_path / "a.en")).source == "Hello"
     path = write(tmp_path / "a.tsv", "\tDas\nOne\tEins\n")
     assert [p.source for p in Corpus(tsv=path).pairs("en", "de", "skip")] == ["One"]
-    (tmp_path / "bad.gz").write_bytes(gzip.compress(b"text\n" * 99)[:-8] + b"\0" * 8)
-    with rejects(field=str(tmp_path / "bad.gz")):
-        list(read_parallel(tmp_path / "bad.gz", tmp_path / "bad.gz"))
 
 
 def test_jsonl(tmp_path):
     lines = [{"translation": {"en": "One", "de": "Eins"}}, {"en": "Two", "de": "Zwei"}]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     assert list(Corpus(jsonl=path).pairs("de", "en")) == [SentencePair("Eins", "One"), SentencePair("Zwei", "Two")]
-    for bad in ("{", '{"en": "x"}', "[]", '{"en": 1, "de": "x"}'):
-        write(tmp_path / "a.jsonl", '{"en": "a", "de": "b"}\n' + bad + "\n")
-        with rejects("2", field=path):
-            list(Corpus(jsonl=path).pairs("en", "de"))
 
 
 @pytest.fixture
@@ -223,7 +232,7 @@ def test_prepared_dataset_is_cached_filtered_and_keeps_text(tmp_path, tokenizer,
     for row in data:
         assert tokenizer.decode(row["labels"], skip_special_tokens=True) == row["target"]
         assert row["labels"][-1] == tokenizer.eos_token_id and len(row["labels"]) == row["target_length"]
-    monkeypatch.setattr("recnmt_hf.data.corpora.collect", lambda *a: pytest.fail("prepared twice"))
+    monkeypatch.setattr("recnmt_hf.data.prepared.collect", lambda *a: pytest.fail("prepared twice"))
     assert prepare(keep_text=True)["labels"][:] == data["labels"][:]
     monkeypatch.undo()
     limit = sorted(data["target_length"][:])[15]
@@ -245,13 +254,6 @@ def test_prepared_dataset_notices_changed_files(tmp_path, tokenizer):
     assert rows() == 2
 
 
-def test_real_corpus_is_read(real_data, tokenizer, tmp_path):
-    folder = real_data / "multi30k"
-    corpus = Corpus(source=str(folder / "val.en.gz"), target=str(folder / "val.de.gz"))
-    data = prepare_dataset(corpus, "en", "de", tokenizer, tokenizer, tmp_path, num_proc=2)
-    assert len(data) == 1014
-
-
 # -- blank text, or other values --
 
 
@@ -270,62 +272,32 @@ def test_lines_of_invisible_characters_are_blank(tmp_path, nothing):
 
 
 @pytest.mark.parametrize(
-    "bad", ['{"en": "\\ud800", "de": "x"}', "[" * 100000, '{"translation": ["x"]}', '{"en": null}']
+    "bad",
+    [
+        *("{", "[]", "[" * 100000, '{"en": "x"}', '{"en": 1, "de": "x"}', '{"en": null}', '{"translation": ["x"]}'),
+        '{"en": "\\ud800", "de": "x"}',
+    ],
 )
 def test_jsonl_that_no_sentence_can_be_read_from(tmp_path, bad):
-    path = write(tmp_path / "a.jsonl", bad + "\n")
-    with rejects("1", field=path):
+    path = write(tmp_path / "a.jsonl", '{"en": "a", "de": "b"}\n' + bad + "\n")
+    with rejects("line 2", field=path):
         list(Corpus(jsonl=path).pairs("en", "de"))
 
 
 @pytest.mark.parametrize(
-    ("rows", "code", "details"),
+    ("rows", "word"),
     [
-        ({"en": ["One", "Two"], "de": [1, 2]}, "Set source_column and target_column to", {"row": 0, "column": "de"}),
-        (
-            {"en": [["One"], ["Two"]], "de": ["Eins", "Zwei"]},
-            "Set source_column and target_column to",
-            {"row": 0, "column": "en"},
-        ),
-        (
-            {"en": ["One", None], "de": ["Eins", "Zwei"]},
-            "Remove the pair from both sides, or",
-            {"unit": "row", "number": 1},
-        ),
-        (
-            {"translation": [{"en": "One", "de": "Eins"}, None]},
-            "Remove the pair from both sides, or",
-            {"unit": "row", "number": 1},
-        ),
-        (
-            {"translation": [{"en": 1, "de": "Eins"}]},
-            "Set source_column and target_column to",
-            {"row": 0, "column": "en"},
-        ),
+        ({"en": ["One", "Two"], "de": [1, 2]}, "row 0: column 'de'"),
+        ({"en": [["One"], ["Two"]], "de": ["Eins", "Zwei"]}, "row 0: column 'en'"),
+        ({"en": ["One", None], "de": ["Eins", "Zwei"]}, "row 1: blank sentence"),
+        ({"translation": [{"en": "One", "de": "Eins"}, None]}, "row 1: blank sentence"),
     ],
 )
-def test_datasets_with_columns_of_other_values(tmp_path, rows, code, details):
+def test_datasets_with_columns_of_other_values(tmp_path, rows, word):
     (tmp_path / "set").mkdir()
     Dataset.from_dict(rows).to_parquet(str(tmp_path / "set" / "train.parquet"))
-    with rejects(code, *details.values()):
+    with rejects(word):
         list(Corpus(dataset=str(tmp_path / "set")).pairs("en", "de"))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"generated": True},
-        {"generated": "dev"},
-        {"generated": "test", "size": 0},
-        {"generated": "test", "size": "many"},
-        {"generated": "test", "seed": 1.5},
-        {"tsv": ["a", "b"]},
-        {"dataset": "a", "split": None},
-    ],
-)
-def test_fields_of_a_corpus_have_types(fields):
-    with rejects(field=list(fields)[-1]):
-        Corpus(**fields)
 
 
 # -- preparing --
@@ -374,52 +346,15 @@ def test_unknown_tokens_are_reported(tmp_path, corpus, tokenizer, caplog):
     assert "unknown" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_source_length": 0},
-        {"max_target_length": "many"},
-        {"max_length_ratio": 0.5},
-        {"max_length_ratio": float("nan")},
-        {"num_proc": -2},
-        {"on_empty": "drop"},
-        {"on_long": "cut"},
-    ],
-)
-def test_wrong_settings_are_named_before_anything_is_read(tmp_path, tokenizer, settings):
-    with rejects(field=next(iter(settings))):
-        prepared(tokenizer, tmp_path / "cache", {"tsv": str(tmp_path / "none")}, **settings)
+def test_wrong_settings_are_named_before_anything_is_read(tmp_path, tokenizer):
+    for settings in ({"max_source_length": 0}, {"max_length_ratio": float("nan")}, {"on_empty": "drop"}):
+        with rejects(field=next(iter(settings))):
+            prepared(tokenizer, tmp_path / "cache", {"tsv": str(tmp_path / "none")}, **settings)
     assert not (tmp_path / "cache").exists()
-
-
-class Dying:
-    """A tokenizer that takes its process with it."""
-
-    def __init__(self, tokenizer):
-        self.tokenizer, self.owner = tokenizer, os.getpid()
-
-    def __getattr__(self, name):
-        if name.startswith("__") or name in ("tokenizer", "owner"):
-            raise AttributeError(name)
-        return getattr(self.tokenizer, name)
-
-    def __call__(self, *args, **kwargs):
-        if os.getpid() != self.owner:
-            os._exit(9)
-        return self.tokenizer(*args, **kwargs)
-
-
-def test_a_killed_process_of_many_is_reported(tmp_path, tokenizer):
-    corpus = {"tsv": write(tmp_path / "a.tsv", "the dog sleeps\tder Hund schläft\n" * 2000)}
-    with rejects(field="num_proc"):
-        prepared(Dying(tokenizer), tmp_path / "cache", corpus, num_proc=2)
-    assert not list((tmp_path / "cache").iterdir())
 
 
 def test_python_tokenizers_are_told_apart_by_what_they_do():
     from transformers import ByT5Tokenizer
-
-    from recnmt_hf.data.corpora import tokenize_pairs, tokenizer_fingerprint
 
     first, again, more = ByT5Tokenizer(), ByT5Tokenizer(), ByT5Tokenizer(extra_ids=120)
     assert tokenizer_fingerprint(first) == tokenizer_fingerprint(again) != tokenizer_fingerprint(more)

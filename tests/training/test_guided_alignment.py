@@ -12,7 +12,8 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.data.alignments import collate_links
-from recnmt_hf.data.corpora import Corpus, prepare_dataset, tokenizer_fingerprint
+from recnmt_hf.data.corpora import Corpus
+from recnmt_hf.data.prepared import prepare_dataset, tokenizer_fingerprint
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.inference import Translator
 from recnmt_hf.training.arguments import TranslationTrainingArguments

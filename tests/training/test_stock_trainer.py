@@ -22,7 +22,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 import recnmt_hf
-from recnmt_hf.data.corpora import prepare_dataset
+from recnmt_hf.data.prepared import prepare_dataset
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.models.seq2seq_outputs import CACHE
 

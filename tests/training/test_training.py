@@ -17,7 +17,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.commands.main import main
-from recnmt_hf.data.corpora import prepare_dataset
+from recnmt_hf.data.prepared import prepare_dataset
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.inference import Translator
 from recnmt_hf.training.arguments import TranslationTrainingArguments

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from .batching import TokenBatchSampler as TokenBatchSampler
     from .corpora import Corpus as Corpus
     from .corpora import load_pairs as load_pairs
-    from .corpora import prepare_dataset as prepare_dataset
     from .generated import generate_corpus as generate_corpus
+    from .prepared import prepare_dataset as prepare_dataset
     from .records import ParsedSentence as ParsedSentence
     from .sharded import Mixture as Mixture
     from .sharded import ShardedDataset as ShardedDataset

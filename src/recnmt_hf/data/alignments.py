@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .._plain_text import control_ids, encode_plain
 from ..errors import UserError, short_repr
+from ..models.user_errors import masked
 from .records import Links, Sentence
 from .text import read_lines
 
@@ -100,19 +101,15 @@ def attach_links(lines: Iterable[str], text: str | Path, alignments: str | Path,
     Yield lines of translations, from the file `text`, with their links from the file `alignments`, plain or compressed,
     whose lines may be empty. `UserError` if the files have different numbers of lines.
     """
-    links, number = read_lines(alignments), 0
+    links, name, number = read_lines(alignments), masked(str(alignments)), 0
     for number, line in enumerate(lines, start=1):
         own = next(links, None)
         if own is None:
             count = number + sum(1 for _ in lines)
-            raise UserError(
-                f"{alignments} has {short_repr(number - 1)} lines, but {text} has {count}.", field=alignments
-            )
-        yield Sentence(line, links=Links(own, f"{alignments}, line {number}", units))
+            raise UserError(f"{name} has {number - 1} lines, but {text} has {count}.", field=name)
+        yield Sentence(line, links=Links(own, f"{name}, line {number}", units))
     if rest := sum(1 for _ in links):
-        raise UserError(
-            f"{alignments} has {short_repr(number + rest)} lines, but {text} has {number}.", field=alignments
-        )
+        raise UserError(f"{name} has {number + rest} lines, but {text} has {number}.", field=name)
 
 
 class AlignedSide:

@@ -28,11 +28,12 @@ from .._interrupts import end_with_parent
 from .._plain_text import is_blank
 from .._values import Range, check_options, option
 from ..errors import UserError, short_repr
-from .corpora import Corpus, count_equal, row_of_pair, tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
+from .corpora import Corpus
 from .deduplication import KEY_BYTES, KEYS_OF_DUPLICATES, first_occurrences, keys_of, read_keys
 from .files import digest_of_file, explained_writing, open_output
 from .language_filter import are_in_languages
 from .locks import lock
+from .prepared import count_equal, row_of_pair, tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
 from .text import ON_EMPTY, ON_LONG, is_plain_file, lines_of_bytes
 from .tokenizer_pair import TokenizerPair
 from .tree_inputs import TreeEncoder
@@ -165,9 +166,9 @@ def line_ends(path: str, every: int) -> tuple[int, list[int]]:
 def blocks_of_rows(corpus: Corpus, number: int, settings: ShardSettings) -> Iterator[Block]:
     """Yield the blocks of a corpus that one process has to read."""
     languages = settings.source_lang, settings.target_lang
-    pairs = corpus.sentences(*languages, settings.on_empty, tags=False, streaming=True)
+    pairs = corpus.rows(*languages, settings.on_empty, tags=False, streaming=True)
     for block, first in enumerate(iter(lambda: list(islice(pairs, settings.shard_size)), [])):
-        rows = [row_of_pair(*pair, bool(corpus.alignments), corpus.has_trees) for pair in first]
+        rows = [row_of_pair(pair, bool(corpus.alignments), corpus.has_trees) for pair in first]
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         yield Block(number, block, block * settings.shard_size + 1, columns=columns)
 

@@ -6,7 +6,6 @@ import codecs
 import gzip
 import io
 import json
-import os
 import re
 import sys
 import zlib
@@ -65,27 +64,22 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
     """
     opened: Any
     if path is None:
-        if sys.stdin is None:
-            raise UserError("Standard input is closed.")
         opened = getattr(sys.stdin, "buffer", sys.stdin)
+        if opened is None:
+            raise UserError("Standard input is closed.")
         if not hasattr(opened, "peek"):  # standard input of an interactive shell
             content = opened.read()
             opened = io.BufferedReader(io.BytesIO(content if isinstance(content, bytes) else content.encode()))
         opened = nullcontext(opened)  # it stays open
     elif is_url(path):
-        opened = open_url(cast(str, path))
+        opened = open_url(str(path))
     else:
-        if not str(path):
-            raise UserError("The name of a file is empty.")
         try:
-            opened = Path(path).open("rb")  # noqa: SIM115
+            opened = open(path, "rb")  # noqa: SIM115
         except FileNotFoundError as error:
-            raise missing_file_error(Path(path)) from error
-        except IsADirectoryError as error:
-            raise UserError(f"{path} is a folder.", field=path) from error
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UserError(f"{path} cannot be read ({reason}).", field=path) from error
+            raise MissingFileError(f"{path} does not exist.", field=path) from error
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror}).", field=path) from error
     with opened as file:
         start = file.peek(4)[:4]
         if GZIP.match(start):
@@ -107,44 +101,25 @@ def is_url(path: str | Path) -> bool:
     return "://" in str(path)
 
 
-class SecretUrl(str):
-    """A URL that is printed, compared and stored with its secrets masked. Only what opens it uses the `original`."""
-
-    original: str
-
-    def __new__(cls, url: str) -> SecretUrl:
-        self = super().__new__(cls, masked(url))
-        self.original = original_url(url)
-        remember_secrets(self.original)
-        return self
-
-
-def hide_secrets(value: Any) -> Any:
-    """Return a URL that has secrets as a [`SecretUrl`], and any other value unchanged."""
-    return SecretUrl(value) if isinstance(value, str) and is_url(value) and masked(value) != value else value
-
-
-def original_url(value: Any) -> Any:
-    """Return what [`hide_secrets`] was given, or a list of such values."""
-    return [original_url(part) for part in value] if isinstance(value, list) else getattr(value, "original", value)
-
-
 def open_url(url: str) -> IO[bytes]:
-    """Open a URL to read with `fsspec`. `UserError` if this is not possible."""
+    """Open a URL to read with `fsspec`. `UserError`, which does not show its secrets, if this is not possible."""
     from fsspec.core import url_to_fs
 
-    url = hide_secrets(url)
+    remember_secrets(url)
     try:
-        system, path = url_to_fs(original_url(url))  # `fsspec.open` takes the ? of a query for a pattern
+        system, path = url_to_fs(url)  # `fsspec.open` takes the ? of a query for a pattern
         file = io.BufferedReader(system.open(path, "rb"))
         file.peek(1)  # some protocols connect only now
         return file
     except Exception as error:  # of many kinds; packages for the protocol may be missing
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        # The text of the cause may have the secrets.
-        raise UserError(f"{url} cannot be read ({reason}).", field=url) from (
-            None if url != original_url(url) else error
-        )
+        public = masked(url)
+        cause = error if public == url else None  # the text of the cause may have the secrets
+        raise UserError(f"{public} cannot be read ({first_line(error)}).", field=public) from cause
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its kind if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def is_plain_file(path: str | Path) -> bool:
@@ -156,18 +131,6 @@ def is_plain_file(path: str | Path) -> bool:
     return not (GZIP.match(start) or ZSTD.match(start))
 
 
-def missing_file_error(path: Path) -> MissingFileError:
-    """Return the error for a missing file, with the names of the files in its folder."""
-    if path.is_symlink():
-        return MissingFileError(f"{path} is a link to {os.readlink(path)}, which does not exist.", field=path)
-    if not path.parent.is_dir():
-        return MissingFileError(f"{path} does not exist, because the folder {path.parent} does not.", field=path)
-    names = ", ".join(sorted(other.name for other in path.parent.glob("[!.]*"))[:8])
-    return MissingFileError(
-        f"{path} does not exist. {path.parent.absolute()} contains {names or 'no files'}.", field=path
-    )
-
-
 def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[str]:
     """
     Yield the lines of a file of UTF-8 text that [`open_bytes`] opens, without line ends. The characters `strip`, by
@@ -175,7 +138,7 @@ def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[st
     line, not the other line ends of Unicode. `UserError` if a line is not UTF-8 or too long, or a compressed file is
     truncated.
     """
-    name, number, line = "standard input" if path is None else str(path), 0, b""
+    name, number, line = "standard input" if path is None else masked(str(path)), 0, b""
     with open_bytes(path) as file:
         try:
             for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
@@ -186,12 +149,10 @@ def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[st
                 yield line.decode().strip(strip)
         except UnicodeDecodeError as error:
             raise not_utf8_error(error, name, number, line) from error
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise UserError(f"{name} is truncated or damaged after line {number}.", field=name) from error
-        except OSError as error:
-            if error.errno is not None or ("ZSTD" not in str(error).upper() and "compressed" not in str(error)):
+        except (EOFError, OSError, zlib.error) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # of the disk
                 raise
-            raise UserError(f"{name} is truncated or damaged after line {number}.", field=name) from error
+            raise UserError(f"{name} is truncated or damaged after line {number} ({error}).", field=name) from error
 
 
 def not_utf8_error(error: UnicodeDecodeError, name: str, number: int, line: bytes) -> UserError:
@@ -263,29 +224,30 @@ def skip_blank_pairs(
         if not blank:
             yield pair
         elif on_empty == "error":
-            raise UserError(
-                f"{blank[0]}, {unit} {number}: blank sentence. Remove the pair from both sides, or skip such pairs "
-                'with on_empty: skip (recipe) or on_empty="skip" (Python).',
-                field=blank[0],
-            )
+            raise blank_error(blank[0], number, unit)
     if is_empty:
-        raise UserError(
-            f"{' and '.join(dict.fromkeys(places))} contains no sentence pairs.",
-            field=" and ".join(dict.fromkeys(places)),
-        )
+        files = " and ".join(dict.fromkeys(places))
+        raise UserError(f"{files} contains no sentence pairs.", field=files)
+
+
+def blank_error(place: str, number: int, unit: str = "line") -> UserError:
+    """Return the error for a pair with a blank side in the file `place`."""
+    return UserError(
+        f"{place}, {unit} {number}: blank sentence. Remove the pair from both sides, or skip such pairs with on_empty: "
+        'skip (recipe) or on_empty="skip" (Python).',
+        field=place,
+    )
 
 
 def read_tsv(path: str | Path) -> Iterator[tuple[int, SentencePair]]:
-    """
-    Yield line numbers and pairs from a file with source and target separated by a tab. `UserError` for a line that does
-    not have two fields.
-    """
+    """Yield line numbers and pairs from a file whose lines have a source and a target, separated by a tab."""
+    place = masked(str(path))
     for number, line in enumerate(read_lines(path, "\r\n"), start=1):
         fields = [part.strip() for part in line.split("\t")] if line else ["", ""]
         if len(fields) != 2:
             raise UserError(
-                f"{path}, line {number}: got {len(fields)} fields. Write source and target, separated by one tab.",
-                field=path,
+                f"{place}, line {number}: got {len(fields)} fields. Write source and target, separated by one tab.",
+                field=place,
             )
         yield number, SentencePair(*fields)
 
@@ -298,11 +260,12 @@ def read_jsonl(
     `{"en": .., "de": ..}`. `read_source` reads the source from an object, instead of `source_key`, with its place for
     messages. `UserError` for a line that is not a JSON object with text under both keys.
     """
+    name = masked(str(path))
     for number, line in enumerate(read_lines(path), start=1):
+        place = f"{name}, line {number}"
         try:
             whole = json.loads(line)
             record = whole.get("translation", whole)
-            place = f"{path}, line {number}"
             keys = [key_of_language(key, tuple(record)) for key in (source_key, target_key)]
             source = record[keys[0]].strip() if read_source is None else read_source(whole, place)
             pair = SentencePair(source, record[keys[1]].strip())
@@ -311,9 +274,8 @@ def read_jsonl(
             raise
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise UserError(
-                f"{path}, line {number}: expected a JSON object with text for {source_key!r} and {target_key!r} "
-                f"({error}).",
-                field=path,
+                f"{place}: expected a JSON object with text for {source_key!r} and {target_key!r} ({error}).",
+                field=name,
             ) from error
         yield number, pair
 

@@ -6,11 +6,14 @@ counted from 1, and 0 is the head of a root.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from .._plain_text import is_blank
 from ..errors import UserError, short_repr
+from ..models.user_errors import masked
 from .records import ParsedSentence
 from .text import read_lines
 
@@ -33,45 +36,51 @@ def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
         UserError: A line has not ten columns, words are not numbered 1, 2, 3, ..., a head is not a number or beyond the
             sentence, or the heads form a cycle; the message names file and line.
     """
+    name = masked(str(path))
     rows: list[tuple[int, list[str]]] = []
-
-    def sentence() -> tuple[int, ParsedSentence]:
-        words = [row[FORM].strip() for _, row in rows]
-        heads, relations = [int(row[HEAD]) for _, row in rows], [row[RELATION] for _, row in rows]
-        try:
-            return rows[0][0], ParsedSentence(words, heads, relations)
-        except UserError as error:  # about one word
-            raise at_place(error, f"{path}, line {rows[0][0]}") from error
-
-    for number, line in enumerate(read_lines(path, "\r\n"), start=1):
+    for number, line in enumerate(chain(read_lines(path, "\r\n"), [""]), start=1):
+        place = f"{name}, line {number}"
+        if line.startswith("#"):
+            continue
         if not line.strip():
             if rows:
-                yield sentence()
-            rows = []
-        elif not line.startswith("#"):
-            row = line.split("\t")
-            place = f"{path}, line {number}"
-            if len(row) != CONLLU_COLUMNS:
-                raise UserError(
-                    f"got {len(row)} columns. Write the ten columns of CoNLL-U, separated by tabs.", field=place
-                )
-            if "-" in row[ID] or "." in row[ID]:
-                continue
-            if row[ID] != str(len(rows) + 1):
-                raise UserError(
-                    f"the word has the ID {short_repr(row[ID])}, expected {len(rows) + 1}. Number the words of a "
-                    "sentence 1, 2, 3, ..., and separate sentences by a blank line.",
-                    field=place,
-                )
-            if not row[HEAD].isdecimal() or len(row[HEAD]) > MOST_DIGITS:
-                raise UserError(
-                    f"the HEAD {short_repr(row[HEAD])} is not the number of a word. Parse the file; the HEAD of a "
-                    "root is 0.",
-                    field=place,
-                )
-            rows.append((number, row))
-    if rows:
-        yield sentence()
+                words = [row[FORM].strip() for _, row in rows]
+                heads, relations = [int(row[HEAD]) for _, row in rows], [row[RELATION] for _, row in rows]
+                with errors_at(f"{name}, line {rows[0][0]}"):
+                    sentence = ParsedSentence(words, heads, relations)
+                yield rows[0][0], sentence
+                rows = []
+            continue
+        row = line.split("\t")
+        if len(row) != CONLLU_COLUMNS:
+            raise UserError(
+                f"got {len(row)} columns. Write the ten columns of CoNLL-U, separated by tabs.", field=place
+            )
+        if "-" in row[ID] or "." in row[ID]:
+            continue
+        if row[ID] != str(len(rows) + 1):
+            raise UserError(
+                f"the word has the ID {short_repr(row[ID])}, expected {len(rows) + 1}. Number the words of a sentence "
+                "1, 2, 3, ..., and separate sentences by a blank line.",
+                field=place,
+            )
+        if not row[HEAD].isdecimal() or len(row[HEAD]) > MOST_DIGITS:
+            raise UserError(
+                f"the HEAD {short_repr(row[HEAD])} is not the number of a word. Parse the file; the HEAD of a root "
+                "is 0.",
+                field=place,
+            )
+        rows.append((number, row))
+
+
+@contextmanager
+def errors_at(place: str, names: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Report errors about a tree with its place in a file; `names` are those of the lists there."""
+    try:
+        yield
+    except UserError as error:
+        name = error.field and (names or {}).get(error.field, error.field)
+        raise UserError(error.message, field=f"{place}: {name}" if name else place) from error
 
 
 def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Path) -> Iterator[str | ParsedSentence]:
@@ -81,7 +90,7 @@ def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Pat
     `UserError` as for [`read_conllu`], and for a line and its tree with different numbers of words, or different
     numbers of lines and trees.
     """
-    name = "standard input" if text is None else str(text)
+    name, trees_name = "standard input" if text is None else masked(str(text)), masked(str(trees))
     sentences, line = read_conllu(trees), 0
     for line, source in enumerate(lines, start=1):
         if is_blank(source):
@@ -89,16 +98,14 @@ def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Pat
             continue
         row, sentence = next(sentences, (0, None))
         if sentence is None:
-            raise UserError(f"the tree is missing, because {trees} has fewer trees.", field=f"{name}, line {line}")
+            raise UserError(f"the tree is missing, because {trees_name} has fewer trees.", field=f"{name}, line {line}")
         parsed = sentence.with_text(source)
         if parsed is None:
-            raise UserError(
-                f"{len(source.split())} words, but the tree ({trees}, line {row}) has {len(str(sentence).split())}.",
-                field=f"{name}, line {line}",
-            )
+            counts = f"{len(source.split())} words, but the tree ({trees_name}, line {row}) has"
+            raise UserError(f"{counts} {len(str(sentence).split())}.", field=f"{name}, line {line}")
         yield parsed
     if (rest := next(sentences, None)) is not None:
-        raise UserError(f"{name} has only {line} lines.", field=f"{trees}, line {rest[0]}")
+        raise UserError(f"{name} has only {line} lines.", field=f"{trees_name}, line {rest[0]}")
 
 
 def sentence_of_columns(record: Mapping[str, Any], place: str) -> ParsedSentence:
@@ -109,17 +116,8 @@ def sentence_of_columns(record: Mapping[str, Any], place: str) -> ParsedSentence
             f"{short_repr(missing[0])} is missing. A corpus with tree_columns needs the columns {', '.join(COLUMNS)}.",
             field=place,
         )
-    try:
+    with errors_at(place, dict(zip(("words", "heads", "relations"), COLUMNS, strict=True))):
         return ParsedSentence(*(record[name] for name in COLUMNS))
-    except UserError as error:
-        raise at_place(error, place, dict(zip(("words", "heads", "relations"), COLUMNS, strict=True))) from error
-
-
-def at_place(error: UserError, place: str, names: Mapping[str, str] | None = None) -> UserError:
-    """Return an error about a tree with its place in a file; `names` are those of the lists there."""
-    name = error.field if names is None or error.field is None else names.get(error.field, error.field)
-    field = place if name is None else f"{place}: {name}"
-    return UserError(error.message, field=field)
 
 
 def columns_of_tree(tree: ParsedSentence | None) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def test(plan: Plan, folder: Path) -> dict[str, Any]:
         rows: list[Any] = []  # tag and languages of each segment
         for corpus in corpora:
             codes = tuple(corpus.language_columns(*languages, translator.tokenizers).values())
-            rows += [(corpus.target_tag or "", codes) for _ in corpus.test_rows(*languages, on_empty)]
+            rows += [(corpus.target_tag or "", codes) for _ in corpus.rows(*languages, on_empty, references=True)]
         segments = sources, references, languages[1], options
         tested = test_model(translator, name, *segments, test_set.scorer, dataset, *zip(*rows, strict=True))
         score, texts, line = tested

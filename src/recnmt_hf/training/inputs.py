@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any
 from accelerate import PartialState
 from datasets import Dataset, interleave_datasets
 
-from ..data.corpora import load_pairs, prepare_dataset, tokenizer_fingerprint
+from ..data.corpora import load_pairs
 from ..data.files import explained_preparation, open_output, reject_model_folder, remove
 from ..data.locks import lock
+from ..data.prepared import prepare_dataset, tokenizer_fingerprint
 from ..data.sharded import ShardedDataset
 from ..data.sharding import ShardRecord, prepare_shards, read_json
 from ..data.tags import check_known
@@ -216,7 +217,7 @@ def prepare_tokenizers(data: Preparation, output_dir: Path) -> TokenizerPair:
     else:
         is_joint = len(data.vocabularies) == 1
         logger.info(f"Training the {'joint ' if is_joint else ''}{data.vocabularies[0]['kind']} tokenizer.")
-        corpora = [replace(corpus, source_tag=None, target_tag=None) for corpus in data.train]
+        corpora = [corpus.changed(source_tag=None, target_tag=None) for corpus in data.train]
         trained = []
         for sides, settings in zip(
             [("source", "target")] if is_joint else [("source",), ("target",)], data.vocabularies, strict=True
