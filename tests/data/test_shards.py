@@ -24,8 +24,10 @@ from recnmt_hf.data.deduplication import first_occurrences, keys_of
 from recnmt_hf.data.language_filter import probability
 from recnmt_hf.data.locks import lock
 from recnmt_hf.data.prepared import prepare_dataset
+from recnmt_hf.data.shard_blocks import ShardSettings, blocks_of, line_ends
+from recnmt_hf.data.shard_files import RAW
 from recnmt_hf.data.sharded import Mixture, PooledBatchSampler, ShardedDataset
-from recnmt_hf.data.sharding import RAW, ShardMaker, ShardSettings, blocks_of, line_ends, prepare_shards
+from recnmt_hf.data.sharding import ShardMaker, prepare_shards
 from recnmt_hf.data.tags import add_tags
 from recnmt_hf.data.text import read_lines
 from recnmt_hf.data.tokenization import train_tokenizer
@@ -91,7 +93,7 @@ def large(tokenizers, tmp_path_factory):
 
 
 def test_line_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("recnmt_hf.data.sharding.CHUNK", 5)
+    monkeypatch.setattr("recnmt_hf.data.shard_blocks.CHUNK", 5)
     path = tmp_path / "text"
     for text in (b"", b"a", b"a\n", b"a\nbc\n\ndef\ng", b"a\nbc\n\ndef\ngh\n", b"\n" * 9):
         path.write_bytes(text)
@@ -185,7 +187,8 @@ def test_workers_end_with_a_killed_preparation(tmp_path):
     code = f"""
 import multiprocessing, os, signal
 from recnmt_hf.data.corpora import Corpus
-from recnmt_hf.data.sharding import ShardSettings, prepare_shards
+from recnmt_hf.data.shard_blocks import ShardSettings
+from recnmt_hf.data.sharding import prepare_shards
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
 

@@ -17,8 +17,9 @@ import recnmt_hf
 from recnmt_hf.data.alignments import AlignedSide
 from recnmt_hf.data.languages import find_code
 from recnmt_hf.data.records import Tokens
+from recnmt_hf.data.shard_blocks import ShardSettings
 from recnmt_hf.data.sharded import ShardedDataset
-from recnmt_hf.data.sharding import ShardSettings, prepare_shards
+from recnmt_hf.data.sharding import prepare_shards
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
 from recnmt_hf.inference import DecodingOptions, Translator, search
 from recnmt_hf.inference.model_settings import start_id

@@ -20,7 +20,7 @@ from .._values import Range, check_value
 from ..errors import MissingFileError, UserError, short_repr
 from .batching import BatchLimits, TokenBatchSampler, combined
 from .files import digest_of_file
-from .sharding import FORMAT, MANIFEST, SHARDS, ShardRecord, open_table, path_of, read_signed
+from .shard_files import FORMAT, MANIFEST, SHARDS, ShardRecord, open_table, path_of, read_signed
 
 
 # Pairs from which batches are cut at a time. Larger pools need less padding, and more memory.

@@ -14,166 +14,54 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
-from itertools import compress, islice
+from dataclasses import asdict, dataclass
+from itertools import compress
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from .._interrupts import end_with_parent
 from .._plain_text import is_blank
-from .._values import Range, check_options, option
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from .corpora import Corpus
-from .deduplication import KEY_BYTES, KEYS_OF_DUPLICATES, first_occurrences, keys_of, read_keys
-from .files import digest_of_file, explained_writing, open_output
+from .deduplication import KEY_BYTES, first_occurrences, keys_of, read_keys
+from .files import digest_of_file, open_output
 from .language_filter import are_in_languages
 from .locks import lock
-from .prepared import count_equal, row_of_pair, tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
-from .text import ON_EMPTY, ON_LONG, is_plain_file, lines_of_bytes
+from .prepared import tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
+from .shard_blocks import Block, ShardSettings, blocks_of, plain_files
+from .shard_files import (
+    FORMAT,
+    MANIFEST,
+    PLAN,
+    RAW,
+    SHARD,
+    SHARDS,
+    ShardRecord,
+    count_tokens,
+    open_table,
+    path_of,
+    read_json,
+    read_record,
+    read_signed,
+    save_table,
+    signed,
+    write,
+)
+from .text import blank_error, lines_of_bytes
 from .tokenizer_pair import TokenizerPair
 from .tree_inputs import TreeEncoder
 
 
-# Version of the files.
-FORMAT = 1
-MANIFEST = "manifest.json"
-# Settings of a preparation that has begun.
-PLAN = "plan.json"
-SHARDS = "shards"
-# Ends of the names of shards, and of those with duplicates, whose keys are a further column.
-SHARD, RAW = ".arrow", ".raw.arrow"
+# Column of the keys of duplicates.
 KEYS = "key"
-# Entry of manifests and records.
-CHECKSUM = "checksum"
 # Sums over shards in the manifest.
 TOTALS = ("read", "pairs", "source_tokens", "target_tokens", "unknown_tokens")
 # Sentences that are tokenized at once; the encodings of a whole shard would take gigabytes.
 TOKENIZED_AT_ONCE = 2000
-# Bytes that are read at once to find the ends of lines.
-CHUNK = 2**24
-
-
-@dataclass(frozen=True)
-class ShardSettings:
-    """
-    Settings that decide the content of shards, beside corpora and tokenizers. Lengths count tokens, end token included;
-    `on_long` is the treatment of longer pairs, and `max_length_ratio` limits the ratio of the two lengths of a pair.
-    """
-
-    source_lang: str
-    target_lang: str
-    max_source_length: int = 256
-    max_target_length: int = 256
-    max_length_ratio: float | None = None
-    on_empty: str = option("error", "treatment of pairs with an empty side", choices=ON_EMPTY)
-    on_long: str = option("skip", "treatment of pairs with more tokens", choices=ON_LONG)
-    shard_size: Annotated[int, Range(least=1, most=10**7)] = option(100_000, "lines (or rows) of a corpus in a shard")
-    deduplicate: str | None = option(
-        None,
-        "remove pairs that occurred before; source, target: compare only this side",
-        choices=(None, *KEYS_OF_DUPLICATES),
-    )
-    min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
-        None, "remove pairs whose sides have a lower probability of being in their languages"
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-
-@dataclass
-class ShardRecord:
-    """A finished shard, as the manifest describes it."""
-
-    name: str
-    corpus: int
-    read: int  # pairs
-    pairs: int = 0  # that were written
-    removed: dict[str, int] = field(default_factory=dict)  # by reason
-    source_tokens: int = 0
-    target_tokens: int = 0
-    unknown_tokens: int = 0
-    bytes: int = 0
-    sha256: str = ""
-
-
-@dataclass(frozen=True)
-class Block:
-    """
-    The lines or rows of a shard. A block of plain text files has the ranges of its bytes, so that each process reads
-    its own; other blocks have their columns.
-    """
-
-    corpus: int
-    number: int
-    first: int  # line or row, from 1
-    ranges: tuple[tuple[int, int], ...] = ()
-    columns: Mapping[str, list[Any]] | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.corpus:03d}-{self.number:06d}"
-
-
-# -- blocks of corpora -------------------------------------------------------------------------------------------------
-
-
-def blocks_of(corpus: Corpus, number: int, settings: ShardSettings) -> Iterator[Block]:
-    """Yield the blocks of a corpus, which has a number in the recipe. `UserError` if it cannot be read."""
-    files = plain_files(corpus)
-    if files is None:
-        yield from blocks_of_rows(corpus, number, settings)
-        return
-    ends = [line_ends(path, settings.shard_size) for path in files]
-    counts = [count for count, _ in ends]
-    if counts[0] != counts[1]:
-        raise UserError(f"{files[0]} has {counts[0]} lines, but {files[1]} has {counts[1]}.")
-    if not counts[0]:
-        raise UserError(f"{' and '.join(files)} contains no sentence pairs.", field=" and ".join(files))
-    for block, ranges in enumerate(zip(*(zip([0, *places], places, strict=False) for _, places in ends), strict=True)):
-        yield Block(number, block, block * settings.shard_size + 1, ranges)
-
-
-def plain_files(corpus: Corpus) -> list[str] | None:
-    """Return source and target of a corpus of plain text files, `None` for another one."""
-    if corpus.source is None or not isinstance(corpus.target, str) or corpus.alignments or corpus.has_trees:
-        return None
-    files = [corpus.source, corpus.target]
-    return files if all(map(is_plain_file, files)) else None
-
-
-def line_ends(path: str, every: int) -> tuple[int, list[int]]:
-    """Return the number of lines of a file, and the end of every `every`-th line and of the last one, in bytes."""
-    count, place, ends, is_complete = 0, 0, [], True
-    with open(path, "rb") as file:
-        while chunk := file.read(CHUNK):
-            found = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == ord("\n"))
-            ends += (place + 1 + found[every - 1 - count % every :: every]).tolist()
-            count += len(found)
-            place += len(chunk)
-            is_complete = chunk.endswith(b"\n")
-    count += not is_complete
-    if count % every or not is_complete:
-        ends.append(place)
-    return count, ends
-
-
-def blocks_of_rows(corpus: Corpus, number: int, settings: ShardSettings) -> Iterator[Block]:
-    """Yield the blocks of a corpus that one process has to read."""
-    languages = settings.source_lang, settings.target_lang
-    pairs = corpus.rows(*languages, settings.on_empty, tags=False, streaming=True)
-    for block, first in enumerate(iter(lambda: list(islice(pairs, settings.shard_size)), [])):
-        rows = [row_of_pair(pair, bool(corpus.alignments), corpus.has_trees) for pair in first]
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        yield Block(number, block, block * settings.shard_size + 1, columns=columns)
-
-
-# -- shards ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -193,7 +81,7 @@ class ShardMaker:
         """
         settings, corpus = self.settings, self.corpora[block.corpus]
         removed: Counter[str] = Counter()
-        columns: dict[str, list[Any]] = dict(self.read(block, removed) if block.columns is None else block.columns)
+        columns = self.texts_of(block, removed)
         if any(each.alignments for each in self.corpora):  # all shards have the same columns
             columns.setdefault("alignment", [None] * len(columns["source"]))
         record = ShardRecord(block.name, block.corpus, len(columns["source"]) + removed["empty"])
@@ -203,9 +91,11 @@ class ShardMaker:
             columns = keep_rows(columns, fits, "language", removed)
         codes = corpus.language_columns(settings.source_lang, settings.target_lang, self.tokenizers)
         columns |= {name: [code] * len(columns["source"]) for name, code in codes.items() if columns["source"]}
-        texts = with_tags(columns, corpus)
-        keys = keys_of(texts, settings.deduplicate) if settings.deduplicate else None
-        tokens = self.tokenize(texts)
+        for side, tag in (("source", corpus.source_tag), ("target", corpus.target_tag)):
+            if tag is not None:
+                columns[side] = [f"{tag} {text}" for text in columns[side]]
+        keys = keys_of(columns, settings.deduplicate) if settings.deduplicate else None
+        tokens = self.tokenize(columns)
         lengths = [np.fromiter(map(len, tokens[name]), np.int64) for name in ("input_ids", "labels")]
         fits = (lengths[0] <= settings.max_source_length) & (lengths[1] <= settings.max_target_length)
         tokens = keep_rows(tokens, fits, "too long", removed)
@@ -218,23 +108,22 @@ class ShardMaker:
         self.save(record, tokens, None if keys is None else keys[fits])
         return record
 
-    def read(self, block: Block, removed: Counter[str]) -> dict[str, list[str]]:
-        """Return the texts of a block of plain files, without pairs that have an empty side."""
+    def texts_of(self, block: Block, removed: Counter[str]) -> dict[str, list[Any]]:
+        """Return the columns of a block, without tags and without pairs that have an empty side."""
+        if block.columns is not None:
+            return dict(block.columns)
         files = plain_files(self.corpora[block.corpus])
         assert files is not None
-        sides = [
-            lines_of_bytes(read_range(path, *ends), path, block.first)
-            for path, ends in zip(files, block.ranges, strict=True)
-        ]
+        sides = []
+        for path, (start, end) in zip(files, block.ranges, strict=True):
+            with open(path, "rb") as file:
+                file.seek(start)
+                sides.append(lines_of_bytes(file.read(end - start), path, block.first))
         has_text = np.array([not any(map(is_blank, pair)) for pair in zip(*sides, strict=True)])
         if self.settings.on_empty == "error" and not has_text.all():
             first = int(has_text.argmin())
             place = next(path for path, side in zip(files, sides, strict=True) if is_blank(side[first]))
-            raise UserError(
-                f"{place}, line {block.first + first}: blank sentence. Remove the pair from both sides, or skip such "
-                'pairs with on_empty: skip (recipe) or on_empty="skip" (Python).',
-                field=place,
-            )
+            raise blank_error(place, block.first + first)
         return keep_rows(dict(zip(("source", "target"), sides, strict=True)), has_text, "empty", removed)
 
     def tokenize(self, columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
@@ -275,25 +164,6 @@ class ShardMaker:
         return path.is_file() and digest_of_file(path) == record.sha256
 
 
-def path_of(record: ShardRecord, folder: Path, is_raw: bool) -> Path:
-    """Return the file of a shard."""
-    return folder / f"{record.name}{RAW if is_raw else SHARD}"
-
-
-def read_record(folder: Path, name: str) -> ShardRecord | None:
-    """Return the record of a shard that has been made; `None` if it is missing or damaged."""
-    content = read_signed(folder / f"{name}.json")
-    return None if content is None else ShardRecord(**content)
-
-
-def with_tags(columns: Mapping[str, list[Any]], corpus: Corpus) -> dict[str, list[Any]]:
-    """Return the columns of pairs with the tags of their corpus before the texts."""
-    tags = {"source": corpus.source_tag, "target": corpus.target_tag}
-    return dict(columns) | {
-        name: [f"{tag} {text}" for text in columns[name]] for name, tag in tags.items() if tag is not None
-    }
-
-
 def keep_rows(
     columns: Mapping[str, list[Any]], fits: np.ndarray, reason: str, removed: Counter[str]
 ) -> dict[str, list[Any]]:
@@ -301,31 +171,6 @@ def keep_rows(
     count = int(len(fits) - fits.sum())
     removed[reason] += count
     return {name: list(compress(values, fits)) for name, values in columns.items()} if count else dict(columns)
-
-
-def save_table(table: pa.RecordBatch, record: ShardRecord, path: Path) -> None:
-    """Write a table as an Arrow file, and note size and checksum in its record."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_batch(table)
-    content = sink.getvalue()
-    record.bytes, record.sha256 = content.size, hashlib.sha256(content).hexdigest()
-    write(path, content)
-
-
-def write(path: Path, content: Any) -> None:
-    """Replace a file atomically, also if another process writes the same one."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with explained_writing(str(path), partial), open(partial, "wb") as file:
-        file.write(content)
-    os.replace(partial, path)
-
-
-def read_range(path: str, start: int, end: int) -> bytes:
-    """Return the bytes of a part of a file."""
-    with open(path, "rb") as file:
-        file.seek(start)
-        return file.read(end - start)
 
 
 # -- a whole preparation -----------------------------------------------------------------------------------------------
@@ -453,30 +298,6 @@ def check_plan(plan: Mapping[str, Any], output: Path) -> None:
         )
 
 
-def signed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a mapping for JSON with its checksum."""
-    text = json.dumps(content, sort_keys=True)
-    return {**content, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
-
-
-def read_signed(path: Path) -> dict[str, Any] | None:
-    """Return the mapping in a JSON file without its checksum; `None` if the file is missing or was altered."""
-    content = read_json(path)
-    if content is None:
-        return None
-    checksum = content.pop(CHECKSUM, None)  # files of versions before 0.3 have none
-    return content if checksum in (None, signed(content)[CHECKSUM]) else None
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the mapping in a JSON file; `None` if it is missing or damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def make_shards(maker: ShardMaker, blocks: Iterator[Block], workers: int) -> Iterator[ShardRecord]:
     """Make the shards of blocks with several processes, and yield the record of each when it is finished."""
     if workers == 1:
@@ -495,11 +316,6 @@ def make_shards(maker: ShardMaker, blocks: Iterator[Block], workers: int) -> Ite
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
-    except BrokenProcessPool as error:
-        raise UserError(
-            f"One of {short_repr(workers)} tokenization processes was killed. Reduce --workers if memory is short.",
-            field="--workers",
-        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -517,16 +333,6 @@ def start_worker(maker: ShardMaker, parent: int) -> None:
 def make_in_worker(block: Block) -> ShardRecord:
     """Make a shard in a worker process."""
     return worker_maker[0].make(block)
-
-
-def count_tokens(table: pa.RecordBatch, record: ShardRecord, tokenizers: TokenizerPair) -> None:
-    """Count the pairs and tokens of a shard in its record."""
-    record.pairs = len(table)
-    sides = [table[name].flatten() for name in ("input_ids", "labels")]
-    record.source_tokens, record.target_tokens = map(len, sides)
-    ids = [tokenizer.unk_token_id for tokenizer in tokenizers]
-    counts = [count_equal(side, id) for side, id in zip(sides, ids, strict=True) if id is not None]
-    record.unknown_tokens = sum(counts)
 
 
 def remove_duplicates(records: Sequence[ShardRecord], folder: Path, tokenizers: TokenizerPair) -> None:
@@ -548,11 +354,6 @@ def remove_duplicates(records: Sequence[ShardRecord], folder: Path, tokenizers: 
             save_table(table, record, path_of(record, folder, is_raw=False))
         else:
             record.bytes, record.sha256 = 0, ""
-
-
-def open_table(path: Path) -> pa.RecordBatch:
-    """Return the table in an Arrow file, which is not copied into memory."""
-    return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
 
 
 def manifest_of(plan: Mapping[str, Any], records: Sequence[ShardRecord]) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from ..data.corpora import load_pairs
 from ..data.files import explained_preparation, open_output, reject_model_folder, remove
 from ..data.locks import lock
 from ..data.prepared import prepare_dataset, tokenizer_fingerprint
+from ..data.shard_files import ShardRecord, read_json
 from ..data.sharded import ShardedDataset
-from ..data.sharding import ShardRecord, prepare_shards, read_json
+from ..data.sharding import prepare_shards
 from ..data.tags import check_known
 from ..data.tokenization import load_tokenizer, require_control_tokens, train_tokenizer
 from ..data.tokenizer_pair import TokenizerPair

@@ -11,8 +11,8 @@ from typing import Any
 from .._values import stated
 from ..data.corpora import Corpus
 from ..data.files import open_output
+from ..data.shard_blocks import ShardSettings
 from ..data.sharded import Mixture
-from ..data.sharding import ShardSettings
 from ..inference.options import DecodingOptions
 from ..metrics.bleu import bleu_tokenizer
 from .arguments import TranslationTrainingArguments, make_arguments

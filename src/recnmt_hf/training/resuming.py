@@ -15,8 +15,8 @@ from transformers import PreTrainedConfig
 
 from .._bounded_reading import read_small_text
 from ..data.files import open_output
+from ..data.shard_blocks import ShardSettings
 from ..data.sharded import ShardedDataset
-from ..data.sharding import ShardSettings
 from ..data.tree_inputs import TREE_INPUTS
 from ..errors import UserError, short_repr
 from .arguments import TranslationTrainingArguments

@@ -25,7 +25,7 @@ from .._values import (
 )
 from ..data.corpora import Corpus, parse_corpora
 from ..data.deduplication import KEYS_OF_DUPLICATES
-from ..data.sharding import ShardSettings
+from ..data.shard_blocks import ShardSettings
 from ..data.tags import check_tags
 from ..data.text import ON_EMPTY, ON_LONG
 from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES
