@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from user_errors import rejects
 
-from recnmt_hf.data.files import PREFIX, locked_file, open_output, open_output_folder, partial_folder
-from recnmt_hf.data.locks import LockedError, lock
+from recnmt_hf.data.files import PREFIX, LockedError, lock, locked_file, open_output, open_output_folder, partial_folder
 from recnmt_hf.errors import ExistingFileError
 
 

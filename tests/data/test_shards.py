@@ -21,8 +21,8 @@ from recnmt_hf import GCNRNMTConfig
 from recnmt_hf.data.batching import BatchLimits, TokenBatchSampler
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.data.deduplication import first_occurrences, keys_of
+from recnmt_hf.data.files import lock
 from recnmt_hf.data.language_filter import probability
-from recnmt_hf.data.locks import lock
 from recnmt_hf.data.prepared import prepare_dataset
 from recnmt_hf.data.shard_blocks import ShardSettings, blocks_of, line_ends
 from recnmt_hf.data.shard_files import RAW

@@ -84,19 +84,13 @@ def test_several_roots_are_allowed(tmp_path):
 # Content after a good sentence of five lines, code of the error, and its line.
 BAD_TREES = {
     "text": ("The dog sleeps\n", "Write the ten columns of CoNLL-U,", 6),
-    "nine columns": (row(1, "a", 0).rpartition("\t")[0] + "\n", "Write the ten columns of CoNLL-U,", 6),
-    "spaces": (row(1, "a", 0).replace("\t", " ") + "\n", "Write the ten columns of CoNLL-U,", 6),
-    "no number": (row("x", "a", 0), "Number the words of a sentence 1, 2, 3,", 6),
     "number repeated": (row(1, "a", 0) + "\n" + row(1, "b", 1), "Number the words of a sentence 1, 2, 3,", 7),
     "number skipped": (row(1, "a", 0) + "\n" + row(3, "b", 1), "Number the words of a sentence 1, 2, 3,", 7),
-    "number 0": (row(0, "a", 0), "Number the words of a sentence 1, 2, 3,", 6),
     "no blank line": (DOG.rstrip("\n") + "\n" + BIRD, "Number the words of a sentence 1, 2, 3,", 10),
     "head missing": (row(1, "a", "_"), "Parse the file; the HEAD of a root is 0", 6),
     "head below 0": (row(1, "a", -1), "Parse the file; the HEAD of a root is 0", 6),
-    "head of words": (row(1, "a", "root"), "Parse the file; the HEAD of a root is 0", 6),
     "head beyond": (row(1, "a", 0) + "\n" + row(2, "b", 3), "but the words are numbered from 1 to", 6),
     "head far beyond": (row(1, "a", 10**30), "Parse the file; the HEAD of a root is 0", 6),
-    "own head": (row(1, "a", 0) + "\n" + row(2, "b", 2), "the heads of word", 6),
     "cycle": (
         row(1, "a", 0) + "\n" + row(2, "b", 4) + "\n" + row(3, "c", 1) + "\n" + row(4, "d", 2),
         "the heads of word",
@@ -125,26 +119,21 @@ def test_a_long_chain_and_a_long_cycle():
 
 
 @pytest.mark.parametrize(
-    ("words", "heads", "relations", "code", "field"),
+    ("words", "heads", "relations", "field"),
     [
-        ("a b", [0, 1], ["x", "y"], "is", "words"),
-        (["a"], 0, ["x"], "is", "heads"),
-        (["a"], [0], None, "is", "relations"),
-        ([1], [0], ["x"], "contains", "words"),
-        (["\ud800"], [0], ["x"], "contains", "words"),
-        (["a"], ["0"], ["x"], "contains", "heads"),
-        (["a"], [False], ["x"], "contains", "heads"),
-        (["a"], [0], [None], "contains", "relations"),
-        (["a", "b"], [0], ["x", "y"], "heads and", None),
-        (["a", "b"], [0, 1], ["x"], "heads and", None),
-        (["a", ""], [0, 1], ["x", "y"], "is blank", None),
-        (["a", "b"], [0, -1], ["x", "y"], "but the words are numbered from 1 to", None),
-        (["a", "b"], [0, 3], ["x", "y"], "but the words are numbered from 1 to", None),
-        (["a", "b"], [2, 1], ["x", "y"], "the heads of word", None),
+        ("a b", [0, 1], ["x", "y"], "words"),
+        (["\ud800"], [0], ["x"], "words"),
+        (["a"], [False], ["x"], "heads"),
+        (["a"], [0], [None], "relations"),
+        (["a", "b"], [0], ["x", "y"], None),
+        (["a", ""], [0, 1], ["x", "y"], None),
+        (["a", "b"], [0, -1], ["x", "y"], None),
+        (["a", "b"], [0, 3], ["x", "y"], None),
+        (["a", "b"], [2, 1], ["x", "y"], None),
     ],
 )
-def test_bad_sentences(words, heads, relations, code, field):
-    with rejects(code, field=field):
+def test_bad_sentences(words, heads, relations, field):
+    with rejects(field=field):
         ParsedSentence(words, heads, relations)
 
 
@@ -258,10 +247,6 @@ def test_files_that_do_not_match(files, changes, code, field):
     [
         ({"source_heads": None}, "A corpus with tree_columns needs the", ""),
         ({"source_tokens": "The dog sleeps"}, "is", ": source_tokens"),
-        ({"source_tokens": ["The", "dog"]}, "heads and", ""),
-        ({"source_heads": [2, 3, "0"]}, "contains", ": source_heads"),
-        ({"source_heads": [2, 1, 0]}, "the heads of word", ""),
-        ({"source_heads": [2, 4, 0]}, "but the words are numbered from 1 to", ""),
         ({"de": None}, "expected a JSON object with text for", None),
     ],
 )
@@ -272,19 +257,10 @@ def test_bad_columns(tmp_path, change, code, field):
         list(load_pairs({"jsonl": path, "tree_columns": True}, "en", "de"))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"tsv": "a", "source_trees": "b"},
-        {"jsonl": "a", "source_trees": "b"},
-        {"generated": "train", "source_trees": "b"},
-        {"source": "a", "target": "b", "tree_columns": True},
-        {"tsv": "a", "tree_columns": True},
-    ],
-)
-def test_corpora_that_cannot_have_trees(settings):
-    with rejects(field="tree_columns" if "tree_columns" in settings else "source_trees"):
-        Corpus(**settings)
+def test_corpora_that_cannot_have_trees():
+    for settings in ({"tsv": "a", "source_trees": "b"}, {"source": "a", "target": "b", "tree_columns": True}):
+        with rejects(field=list(settings)[-1]):
+            Corpus(**settings)
 
 
 # -- relations ---------------------------------------------------------------------------------------------------------

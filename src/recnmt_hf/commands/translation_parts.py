@@ -97,8 +97,7 @@ def translate_in_parts(args: argparse.Namespace) -> None:
     Translate `args.input` to `args.output` as one of the processes of a launcher. `UserError` also if a part is
     missing, or the folder of the parts has other files.
     """
-    from ..data.files import check_replaceable, explained_preparation, refuse_inputs
-    from ..data.locks import lock
+    from ..data.files import check_replaceable, explained_preparation, lock, refuse_inputs
     from ..training.processes import logger
 
     rank, world = launched_processes()

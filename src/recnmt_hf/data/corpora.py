@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,16 +24,7 @@ from .generated import generate_corpus, generate_split
 from .languages import known_code, language_ids
 from .named_test_sets import files_of_test_set
 from .records import Sentence
-from .text import (
-    SentencePair,
-    first_line,
-    is_url,
-    read_aligned,
-    read_jsonl,
-    read_lines,
-    read_tsv,
-    skip_blank_pairs,
-)
+from .text import SentencePair, first_line, is_url, read_aligned, read_jsonl, read_lines, read_tsv, skip_blank_pairs
 from .trees import attach_trees, sentence_of_columns
 
 
@@ -42,13 +34,8 @@ MAX_SENTENCES = 10**7
 whole_corpus = lru_cache(maxsize=1)(generate_corpus)
 KINDS = ("source", "tsv", "jsonl", "dataset", "generated", "sacrebleu")
 # Fields that only corpora of certain kinds have.
-NEEDED = {
-    "data_files": ["dataset"],
-    "pair": ["sacrebleu"],
-    "alignments": ["source"],
-    "source_trees": ["source"],
-    "tree_columns": ["dataset", "jsonl"],
-}
+NEEDED = {"data_files": ["dataset"], "pair": ["sacrebleu"], "alignments": ["source"], "source_trees": ["source"]}
+NEEDED["tree_columns"] = ["dataset", "jsonl"]
 GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 
 
@@ -169,11 +156,10 @@ class Corpus:
         Return the columns `source_lang` and `target_lang` of the pairs for tokenizers that name languages by tokens
         (`None` for the side of another one), and none for other tokenizers. `UserError` for an unknown code.
         """
-        codes = zip(("source_lang", "target_lang"), self.languages(source_lang, target_lang), tokenizers, strict=True)
-        columns = {
-            name: known_code(code, known, name) if (known := language_ids(tokenizer)) else None
-            for name, code, tokenizer in codes
-        }
+        columns: dict[str, str | None] = {"source_lang": None, "target_lang": None}
+        for name, code, tokenizer in zip(columns, self.languages(source_lang, target_lang), tokenizers, strict=True):
+            if known := language_ids(tokenizer):
+                columns[name] = known_code(code, known, name)
         return columns if any(columns.values()) else {}
 
     def test_set_files(self, source_lang: str, target_lang: str, download: bool = True) -> list[str]:
@@ -204,8 +190,9 @@ class Corpus:
         self.check_languages(source_lang, target_lang)
         source_tag = self.source_tag if tags else None
         target_tag = self.target_tag if tags and not references else None
-        for source, *targets in self._read(self.languages(source_lang, target_lang), on_empty, references, streaming):
-            yield tagged(source_tag, source), *(tagged(target_tag, target) for target in targets)
+        for row in self._read(self.languages(source_lang, target_lang), on_empty, references, streaming):
+            pairs = zip(row, chain([source_tag], repeat(target_tag)), strict=False)
+            yield tuple(Sentence.of(text if tag is None else f"{tag} {text}") for text, tag in pairs)
 
     def _read(
         self, languages: tuple[str, str], on_empty: str, references: bool, streaming: bool
@@ -350,11 +337,6 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def tagged(tag: str | None, sentence: Any) -> Sentence:
-    """Return a sentence with a tag before its text, if there is one."""
-    return Sentence.of(sentence if tag is None else f"{tag} {sentence}")
-
-
 # One corpus or several, as public functions take them.
 Corpora = Corpus | Mapping[str, Any] | Sequence[Corpus | Mapping[str, Any]]
 
@@ -395,10 +377,7 @@ def load_pairs(corpora: Corpora, source_lang: str, target_lang: str, on_empty: s
 def load_test_set(
     corpora: Corpora, source_lang: str, target_lang: str, on_empty: str = "error"
 ) -> tuple[list[Any], list[list[str]]]:
-    """
-    Return the sources of a test set, and its sets of references, each as long as the sources. Errors are those of
-    [`load_pairs`], and `UserError` if corpora have different numbers of references.
-    """
+    """Return the sources of a test set, and its sets of references. Errors are those of [`load_pairs`]."""
     rows: list[tuple[Any, ...]] = []
     for corpus in parse_corpora(corpora):
         for source, *references in corpus.rows(source_lang, target_lang, on_empty, references=True):

@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import shutil
+import socket
 import stat
 import sys
 import tempfile
@@ -16,8 +17,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import FileLock, Timeout
+
 from ..errors import ExistingFileError, UserError
-from .locks import LockedError, lock
 
 
 # System errors while a file is written, which are never bugs of the program.
@@ -27,11 +29,17 @@ SPACE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # Unfinished output: a folder with a lock file and the content.
 PREFIX, PARTIAL = ".recnmt-", ".partial"
 LOCK, CONTENT = "lock", "content"
+# Errors of file systems that do not support locks.
+UNSUPPORTED = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
 MODEL_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json", "tokenizer.json")
 
 
 class UnwritableError(UserError):
     """A file or folder that cannot be written; `field` is its path."""
+
+
+class LockedError(UserError):
+    """Another process holds the lock."""
 
 
 def digest_of_file(path: str | Path) -> str:
@@ -65,7 +73,7 @@ def open_output(
                 path.exists() and not path.is_file()
             )
             if not special:
-                stack.callback(remove_empty, make_folders(path.parent))
+                stack.enter_context(folders_made(path.parent))
                 partial = stack.enter_context(partial_folder(path.parent)) / CONTENT
             place = partial or user_path
             mode = {"mode": "wb"} if binary else {"mode": "wt", "encoding": "utf-8", "newline": "\n"}
@@ -99,7 +107,7 @@ def open_output_folder(path: str | Path, must_be_new: bool = False) -> Iterator[
             reject_model_folder(Path(user_path))
             # A new folder is renamed as a whole. An existing one may be on another disk than its parent.
             place = path.parent if is_new else path
-            stack.callback(remove_empty, make_folders(place))
+            stack.enter_context(folders_made(place))
             working = stack.enter_context(partial_folder(place)) / CONTENT
             working.mkdir()
         with explained_writing(user_path, working):
@@ -154,6 +162,47 @@ def number_of(error: BaseException) -> int | None:
         return error.errno
     match = re.search(r"\[Errno (\d+)\]|\(os error (\d+)\)", str(error))
     return int(match[1] or match[2]) if match else None
+
+
+# -- locks and unfinished output ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def lock(path: Path, wait: float = 0.0, field: object = None) -> Iterator[OSError | None]:
+    """
+    Hold a lock file, which names this process. The system releases the lock when the process ends, even when it is
+    killed. Forked processes do not inherit it. It excludes other locks only; the files can still be read. Yield `None`,
+    or the error of a file system that does not support locks.
+
+    If another process still holds the lock after `wait` seconds, raise [`LockedError`] about `field` (by default
+    `path`), which names the owner. `OSError` if the lock file cannot be created.
+    """
+    own = FileLock(path, wait, thread_local=False, fallback_to_soft=False, on_acquired=write_owner)
+    unsupported = None
+    try:
+        own.acquire()
+    except Timeout as error:
+        owner = "unknown process"
+        with suppress(OSError):
+            owner = path.read_text(encoding="utf-8", errors="replace").strip() or owner
+        raise LockedError(f"{field or path} is in use ({owner}).", field=field or path) from error
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        unsupported = error
+    try:
+        yield unsupported
+    finally:
+        if own.is_locked or unsupported is not None:  # not in a forked process
+            path.unlink(missing_ok=True)  # before the release: afterwards it could belong to another process
+            own.release()
+
+
+def write_owner(handle: int) -> None:
+    """Write this process into a lock file."""
+    if os.fstat(handle).st_size:  # of a killed process
+        os.truncate(handle, 0)
+    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
 @contextmanager
@@ -258,19 +307,18 @@ def real_path(path: str | Path) -> Path:
     return real
 
 
-def make_folders(path: Path) -> list[Path]:
-    """Make a folder and its parents. Return those that were missing, deepest first."""
+@contextmanager
+def folders_made(path: Path) -> Iterator[None]:
+    """Make a folder and its parents, and delete at the end those that were missing and are empty."""
     missing = []
     while not path.exists():
         missing.append(path)
         path = path.parent
     for folder in reversed(missing):
         folder.mkdir(exist_ok=True)
-    return missing
-
-
-def remove_empty(folders: Iterable[Path]) -> None:
-    """Delete those of some folders that are empty."""
-    for folder in folders:
-        with suppress(OSError):
-            folder.rmdir()
+    try:
+        yield
+    finally:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()

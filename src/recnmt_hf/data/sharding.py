@@ -28,9 +28,8 @@ from .._plain_text import is_blank
 from ..errors import UserError
 from .corpora import Corpus
 from .deduplication import KEY_BYTES, first_occurrences, keys_of, read_keys
-from .files import digest_of_file, open_output
+from .files import digest_of_file, lock, open_output
 from .language_filter import are_in_languages
-from .locks import lock
 from .prepared import tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
 from .shard_blocks import Block, ShardSettings, blocks_of, plain_files
 from .shard_files import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,7 +98,7 @@ def train_tokenizer(
     if byte_fallback:
         settings |= {"limit_alphabet": vocab_size - reserved, "initial_alphabet": [GLUE]}
     trainer_class: Any = trainers.BpeTrainer if kind == "bpe" else trainers.WordLevelTrainer
-    tokenizer.train_from_iterator(check_texts(texts), trainer_class(**settings, show_progress=False))
+    tokenizer.train_from_iterator(texts, trainer_class(**settings, show_progress=False))
     learned = set(tokenizer.get_vocab()) - {*SPECIAL_TOKENS, *([GLUE] if byte_fallback else [])}
     if not learned:
         raise UserError("texts contain no text to train a tokenizer on.", field="texts")
@@ -120,14 +120,6 @@ def train_tokenizer(
     )
     add_tags(trained, tags)
     return trained
-
-
-def check_texts(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts, or raise [`UserError`] for other values."""
-    for number, text in enumerate(texts, start=1):
-        if not isinstance(text, str):
-            raise UserError(f"item {number} must be text, got {short_repr(text)}.", field="texts")
-        yield text
 
 
 def add_byte_tokens(tokenizer: Tokenizer) -> Tokenizer:

@@ -16,8 +16,7 @@ from accelerate import PartialState
 from datasets import Dataset, interleave_datasets
 
 from ..data.corpora import load_pairs
-from ..data.files import explained_preparation, open_output, reject_model_folder, remove
-from ..data.locks import lock
+from ..data.files import explained_preparation, lock, open_output, reject_model_folder, remove
 from ..data.prepared import prepare_dataset, tokenizer_fingerprint
 from ..data.shard_files import ShardRecord, read_json
 from ..data.sharded import ShardedDataset

@@ -15,8 +15,7 @@ from accelerate.utils import convert_bytes
 
 from .._bounded_reading import read_small_text
 from .._loading_errors import FINAL as FINAL
-from ..data.files import SPACE_ERRORS, number_of, remove, remove_abandoned
-from ..data.locks import lock
+from ..data.files import SPACE_ERRORS, lock, number_of, remove, remove_abandoned
 from ..data.tokenizer_pair import TARGET_TOKENIZER
 from ..data.tree_inputs import RELATIONS_FILE
 from ..errors import ExistingFileError, UserError
