@@ -392,14 +392,6 @@ def test_truncation_removes_edges_to_removed_words(pieces):
     assert tokens.tree.heads[1] == 6
 
 
-def test_slow_tokenizers_are_rejected():
-    class Slow:
-        is_fast = False
-
-    with rejects(field="Slow"):
-        TreeEncoder(Slow(), RELATIONS)
-
-
 # -- datasets and batches ----------------------------------------------------------------------------------------------
 
 

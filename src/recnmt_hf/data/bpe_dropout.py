@@ -31,6 +31,15 @@ CHECKED = 500
 SPACE = "▁"
 
 
+def unsupported(dropout: float) -> UserError:
+    """Return the error for a tokenizer of another kind."""
+    return UserError(
+        f"tokenizer.dropout={short_repr(dropout)} is not supported by this tokenizer. Use one of kind bpe, or set it "
+        "to 0.",
+        field="tokenizer.dropout",
+    )
+
+
 class Resegmenter:
     """
     Divides the words of token ids into other symbols of a fast BPE tokenizer. `dropout` is the probability of leaving a
@@ -41,11 +50,7 @@ class Resegmenter:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         model = {} if backend is None else json.loads(backend.to_str())["model"]
         if model.get("type") != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-            raise UserError(
-                f"tokenizer.dropout={short_repr(dropout)} is not supported by this tokenizer. Use one of kind bpe, or "
-                "set it to 0.",
-                field="tokenizer.dropout",
-            )
+            raise unsupported(dropout)
         self.dropout = dropout
         self.ids: dict[str, int] = model["vocab"]
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
@@ -124,11 +129,7 @@ class ResegmentedDataset(Dataset[dict[str, Any]]):
             plain = copy.copy(resegmenter)  # with its own cache
             plain.dropout = 0.0
             if any(plain(row[name], "") != list(row[name]) for row in rows):
-                raise UserError(
-                    f"tokenizer.dropout={short_repr(resegmenter.dropout)} is not supported by this tokenizer. Use one "
-                    "of kind bpe, or set it to 0.",
-                    field="tokenizer.dropout",
-                )
+                raise unsupported(resegmenter.dropout)
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         epoch = int(self.epoch)

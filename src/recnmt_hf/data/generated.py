@@ -309,18 +309,12 @@ def generate_corpus(
         Splits `"train"`, `"validation"`, `"test"`, `"test_deep"`. No sentence, on either side, occurs twice.
 
     Raises:
-        ValueError: A number is negative or not whole, `deep_depth` is not above `max_depth`, or the grammar is too
-            small for the requested sizes.
+        ValueError: A number is negative or not whole, or the grammar has too few sentences of a requested depth.
     """
     sizes = {"train": train, "validation": validation, "test": test, "test_deep": test_deep}
     for name, value in {**sizes, "max_depth": max_depth, "deep_depth": deep_depth}.items():
         check_value(name, value, int, Range(least=0))
     check_value("seed", seed, int)
-    if deep_depth <= max_depth:
-        raise UserError(
-            f"deep_depth={short_repr(deep_depth)} is not allowed; it must be above max_depth={max_depth}.",
-            field="deep_depth",
-        )
     grammar = Grammar(random.Random(seed))
     seen: set[str] = set()
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import UserError, short_repr
+from .text import first_line
 
 
 def files_of_test_set(name: str, pairs: Sequence[str], download: bool = True) -> list[str]:
@@ -37,11 +38,11 @@ def files_of_test_set(name: str, pairs: Sequence[str], download: bool = True) ->
         return []
     try:
         files = [dataset.get_source_file(pair), *dataset.get_reference_files(pair)]
-        if missing := [file for file in files if not Path(file).is_file()]:
-            raise FileNotFoundError(f"{missing[0]} is missing")
+        for file in files:
+            Path(file).stat()
     except (Exception, SystemExit) as error:  # sacrebleu ends the process after some failures
         raise UserError(
-            f"sacrebleu={name} cannot be downloaded ({str(error) or type(error).__name__}). Run sacrebleu -t {name} -l "
+            f"sacrebleu={name} cannot be downloaded ({first_line(error)}). Run sacrebleu -t {name} -l "
             f"{pair} --echo src where there is a connection, and copy its folder ~/.sacrebleu to {SACREBLEU_DIR}, or "
             "name files in source and target.",
             field="sacrebleu",

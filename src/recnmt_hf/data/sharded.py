@@ -103,7 +103,7 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
         self.shards = [ShardRecord(**record) for record in self.manifest["shards"] if record["pairs"]]
         self.firsts = list(accumulate((record.pairs for record in self.shards), initial=0))
         for record in self.shards:
-            self.check_size(record)
+            self.check(record, content=False)
         self.column_names: list[str] = open_table(self.path(self.shards[0])).schema.names
         self.columns = self.column_names
         self.mixture = mixture or Mixture()
@@ -145,29 +145,22 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
         """Return the file of a shard."""
         return path_of(record, self.folder / SHARDS, is_raw=False)
 
-    def check_size(self, record: ShardRecord) -> None:
-        """Raise `UserError` if a shard is missing or truncated."""
+    def check(self, record: ShardRecord, content: bool = True) -> None:
+        """Raise `UserError` if a shard is missing or truncated or, with `content`, altered."""
         path = self.path(record)
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise MissingFileError(f"The shard {path} is missing.", field=path) from error
-        if size != record.bytes:
+        if not path.is_file():
+            raise MissingFileError(f"The shard {path} is missing.", field=path)
+        is_intact = path.stat().st_size == record.bytes and not (content and digest_of_file(path) != record.sha256)
+        if not is_intact:
             raise UserError(
-                f"The shard {path} was altered or truncated ({size} bytes instead of {record.bytes}).", field=path
+                f"The shard {path} was altered or truncated (its size or checksum is not the manifest's).", field=path
             )
 
     def open(self, number: int) -> OpenShard:
         """Return a shard, and close the one that was unused for the longest time if too many are open."""
         if number not in self.open_shards:
-            record = self.shards[number]
-            self.check_size(record)
-            path = self.path(record)
-            if digest_of_file(path) != record.sha256:
-                raise UserError(
-                    f"The shard {path} was altered or truncated (its checksum is not the manifest's).", field=path
-                )
-            self.open_shards[number] = OpenShard.of(open_table(path))
+            self.check(self.shards[number])
+            self.open_shards[number] = OpenShard.of(open_table(self.path(self.shards[number])))
             while len(self.open_shards) > self.most_open:
                 self.open_shards.popitem(last=False)
         self.open_shards.move_to_end(number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -84,39 +83,20 @@ def number_of_symbols(tokenizer: PreTrainedTokenizerBase, is_target: bool = Fals
     return max(len(tokenizer), *(id + 1 for id in ids)) if ids else len(tokenizer)
 
 
-def missing_padding_error(tokenizer: PreTrainedTokenizerBase, side: str) -> UserError:
-    """Return the error for a tokenizer without a padding token; most often the file that names it was lost."""
-    folder = Path(str(tokenizer.name_or_path))
-    own = folder / "target_tokenizer"
-    folder = own if side == "target" and own.is_dir() else folder
-    file = folder / "tokenizer_config.json"
-    if str(tokenizer.name_or_path) and folder.is_dir() and not file.exists():
-        return UserError(
-            f"The {side} tokenizer has no padding token. Copy the missing {file} from the original model.",
-            field=f"{side} tokenizer",
-        )
-    return UserError(
-        f"The {side} tokenizer has no padding token. Set tokenizer.pad_token to the one used in training.",
-        field=f"{side} tokenizer",
-    )
-
-
 def check_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any], side: str) -> None:
     """Raise `UserError` if symbols or encodings do not match a stamp. Those of older releases have no encodings."""
-    own = stamp(tokenizer, expected.get("symbols"), side == "target")
+    own, difference = stamp(tokenizer, expected.get("symbols"), side == "target"), ""
     if own["sha256"] != expected.get("sha256"):
-        raise UserError(
-            f"The {side} tokenizer has other symbols than the one that the model was trained with. Use the tokenizer "
-            "that training saved. After training again, call stamp_tokenizers(model.config, ...) and save the model. "
-            "check=False disables this check (Python).",
-            field=f"{side} tokenizer",
+        difference = "has other symbols than the one that the model was trained with"
+    elif expected.get("behaviour") is not None and own.get("behaviour") != expected["behaviour"]:
+        difference = (
+            "has the same symbols as the one that the model was trained with, but encodes text differently "
+            "(tokenizer.json or its settings were changed)"
         )
-    if expected.get("behaviour") is not None and own.get("behaviour") != expected["behaviour"]:
+    if difference:
         raise UserError(
-            f"The {side} tokenizer has the same symbols as the one that the model was trained with, but encodes text "
-            "differently (tokenizer.json or its settings were changed). Use the tokenizer that training saved. After "
-            "training again, call stamp_tokenizers(model.config, ...) and save the model. check=False disables this "
-            "check (Python).",
+            f"The {side} tokenizer {difference}. Use the tokenizer that training saved. After training again, call "
+            "stamp_tokenizers(model.config, ...) and save the model. check=False disables this check (Python).",
             field=f"{side} tokenizer",
         )
 

@@ -12,7 +12,7 @@ from transformers.utils import has_file
 from .._loading_errors import explained_loading, looks_local
 from ..errors import UserError, short_repr
 from .tokenization import load_unchecked
-from .tokenizer_checks import STAMPS, check_end, check_stamp, missing_padding_error, number_of_symbols, vocabulary_sizes
+from .tokenizer_checks import STAMPS, check_end, check_stamp, number_of_symbols, vocabulary_sizes
 from .tree_inputs import RELATIONS_FILE, Relations, TreeEncoder, tree_options
 
 
@@ -125,7 +125,11 @@ class TokenizerPair:
         for side, tokenizer, rows in zip(("source", "target"), self, vocabulary_sizes(config), strict=True):
             name, size = f"{side} tokenizer", number_of_symbols(tokenizer, side == "target")
             if tokenizer.pad_token_id is None:
-                raise missing_padding_error(tokenizer, side)
+                raise UserError(
+                    f"The {name} has no padding token. Copy tokenizer_config.json from the original model, or set "
+                    "tokenizer.pad_token to the one used in training.",
+                    field=name,
+                )
             if size > rows:
                 raise UserError(
                     f"The {name} has {short_repr(size)} symbols, but the model's embedding has {rows} rows. Use the "

@@ -94,16 +94,16 @@ class Relations:
         try:
             content = json.loads(read_small_text(file))
             names, subtypes = content["relations"], content["subtypes"]
-            is_valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
-            if not is_valid or len(set(names)) < len(names) or names[:1] != [UNKNOWN] or names[-1] != PIECE:
-                raise ValueError(f"relations must be different names, from {UNKNOWN} to {PIECE}")
-            if not isinstance(subtypes, bool):
-                raise ValueError("subtypes must be true or false")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            is_valid = all(isinstance(name, str) for name in names) and isinstance(subtypes, bool)
+            is_valid = is_valid and len(set(names)) == len(names) and (names[0], names[-1]) == (UNKNOWN, PIECE)
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+            is_valid = False
+        if not is_valid:
             raise UserError(
-                f"{path}/{RELATIONS_FILE} is damaged ({reason}).", field=f"{path}/{RELATIONS_FILE}"
-            ) from error
+                f"{path}/{RELATIONS_FILE} is damaged. It needs relations, different names from {UNKNOWN} to {PIECE}, "
+                "and subtypes, true or false.",
+                field=f"{path}/{RELATIONS_FILE}",
+            )
         return cls(tuple(names), subtypes)
 
     def save(self, folder: str | Path) -> None:
@@ -133,7 +133,7 @@ class TreeEncoder:
         root (`str`, *optional*, defaults to `"none"`): `"token"`: the head of a root is the last control token, i.e.
             the end of the sentence. `"none"`: a root has no head.
 
-    Control tokens have no head. Raises `UserError` for other tokenizers.
+    Control tokens have no head. A slow tokenizer fails at the first sentence.
     """
 
     def __init__(
@@ -143,12 +143,6 @@ class TreeEncoder:
         subwords: str = "first_piece",
         root: str = "none",
     ):
-        if not tokenizer.is_fast:
-            raise UserError(
-                f"{type(tokenizer).__name__} does not know the word of each token, which dependency trees require. "
-                "Use a fast tokenizer (tokenizer.json).",
-                field=type(tokenizer).__name__,
-            )
         self.tokenizer, self.relations = tokenizer, relations
         self.subwords, self.root = subwords, root
         self.ids = {name: id for id, name in enumerate(relations.names)}
