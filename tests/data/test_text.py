@@ -221,14 +221,8 @@ def test_prepared_dataset_is_cached_filtered_and_keeps_text(tmp_path, tokenizer,
         return prepare_dataset(corpora, "en", "de", tokenizer, tokenizer, tmp_path / "cache", **more)
 
     data = prepare(keep_text=True)
-    assert len(data) == 30 and set(data.column_names) == {
-        "source",
-        "target",
-        "input_ids",
-        "labels",
-        "source_length",
-        "target_length",
-    }
+    lengths = {"source_length", "target_length"}
+    assert len(data) == 30 and set(data.column_names) == {"source", "target", "input_ids", "labels", *lengths}
     for row in data:
         assert tokenizer.decode(row["labels"], skip_special_tokens=True) == row["target"]
         assert row["labels"][-1] == tokenizer.eos_token_id and len(row["labels"]) == row["target_length"]
@@ -240,6 +234,15 @@ def test_prepared_dataset_is_cached_filtered_and_keeps_text(tmp_path, tokenizer,
     assert 0 < len(short) < 30 and max(short["target_length"][:]) <= limit
     with rejects("sentence pairs exceed max_source_length=", "30"):
         prepare(max_source_length=1)
+
+
+def test_several_processes_tokenize_alike(tmp_path, tokenizer):
+    corpora = {"generated": "validation", "size": 2000}
+    alone, shared = (
+        prepare_dataset(corpora, "en", "de", tokenizer, tokenizer, tmp_path / str(count), num_proc=count)
+        for count in (1, 2)
+    )
+    assert alone[:] == shared[:]
 
 
 def test_prepared_dataset_notices_changed_files(tmp_path, tokenizer):

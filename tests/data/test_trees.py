@@ -175,15 +175,9 @@ def write(path, text):
 
 
 def rows_of(*sentences):
-    return [
-        {
-            "source_tokens": list(s.words),
-            "source_heads": list(s.heads),
-            "source_relations": list(s.relations),
-            "de": "Ja",
-        }
-        for s in sentences
-    ]
+    names = ("source_tokens", "source_heads", "source_relations")
+    columns = ((s.words, s.heads, s.relations) for s in sentences)
+    return [dict(zip(names, map(list, own), strict=True)) | {"de": "Ja"} for own in columns]
 
 
 def test_corpora_with_trees(files):
@@ -334,7 +328,7 @@ def pieces():
 
 def test_pieces_of_words(pieces):
     tokens = TreeEncoder(pieces, RELATIONS)([SENTENCE])[0]
-    assert pieces.convert_ids_to_tokens(tokens.ids) == [
+    assert " ".join(pieces.convert_ids_to_tokens(tokens.ids)) == "▁the ▁ d o g s ▁ s i n g </s>"
         "▁the",
         "▁",
         "d",

@@ -317,17 +317,16 @@ class Corpus:
 
     def fingerprint(self) -> list[Any]:
         """Return [`identity`] and checksums of local files, which identify the content."""
-        files = self.local_files() + self.dataset_files()
-        return [self.identity(), [digest_of_file(path) for path in files if Path(path).is_file()]]
+        files = [path for path in self.local_files() + self.dataset_files() if Path(path).is_file()]
+        return [self.identity(), list(map(digest_of_file, files))]
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that decide which pairs are read."""
         # Fields of later releases are left out where they are not used: the content is the same as before.
         later = set() if self.alignments else {"alignments", "alignment_units"}
         later |= set() if self.has_trees else {"source_trees", "tree_columns"}
-        names = ("data_files", "sacrebleu", "pair")
         tags_and_codes = ("source_tag", "target_tag", "source_lang", "target_lang")
-        later |= {name for name in (*names, *tags_and_codes) if not getattr(self, name)}
+        later |= {name for name in ("data_files", "sacrebleu", "pair", *tags_and_codes) if not getattr(self, name)}
         own = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in later}
         return own | {"lcsts": None, "min_score": None}  # fields of earlier releases
 

@@ -289,12 +289,9 @@ def check_plan(plan: Mapping[str, Any], output: Path) -> None:
         old = read_json(output / name)
         if old is None or old.get("key") == plan["key"]:
             continue
-        changed = [
-            section for section in ("settings", "corpora", "tokenizers", "trees") if old.get(section) != plan[section]
-        ]
-        raise UserError(
-            f"{output} has data that was prepared with other {', '.join(changed) or 'format'}.", field=output
-        )
+        sections = ("settings", "corpora", "tokenizers", "trees")
+        changed = ", ".join(name for name in sections if old.get(name) != plan[name]) or "format"
+        raise UserError(f"{output} has data that was prepared with other {changed}.", field=output)
 
 
 def make_shards(maker: ShardMaker, blocks: Iterator[Block], workers: int) -> Iterator[ShardRecord]:
