@@ -156,45 +156,12 @@ def test_settings_of_the_model(corpus, tokenizer, tmp_path):
 
 
 def test_what_the_engine_cannot_do(corpus, tokenizer, tmp_path, capsys):
-    for number, (prefix, fields, code, wrong) in enumerate(
-        (
-            ("GRET", {}, "Export an nmt_transformer, or run this", "gret"),
-            (
-                "NMTTransformer",
-                {"self_attention_type": "directional"},
-                "Use `recnmt translate`, or train a",
-                "self_attention_type",
-            ),
-            (
-                "NMTTransformer",
-                {"decoder_autoregression": "ssru"},
-                "Use `recnmt translate`, or train a",
-                "decoder_autoregression",
-            ),
-            (
-                "NMTTransformer",
-                {"self_attention_type": "relative"},
-                "Use `recnmt translate`, or train a",
-                "relative_per_head",
-            ),
-            (
-                "NMTTransformer",
-                {"activation_function": "mish"},
-                "Use `recnmt translate`, or train a",
-                "activation_function",
-            ),
-        )
-    ):
+    wrong = {"self_attention_type": "relative"}  # each head has its own positions
+    for number, (prefix, fields) in enumerate((("GRET", {}), ("NMTTransformer", wrong))):
         folder = saved(tmp_path / f"{number}", corpus, tokenizer, prefix, **fields)
         assert main(["convert", str(folder), "-o", str(tmp_path / "out"), "--to", "ctranslate2"]) == 2
-        err = capsys.readouterr().err
-        assert code in err and wrong in err and not (tmp_path / "out").exists()
+        assert "CTranslate2 does not support" in capsys.readouterr().err and not (tmp_path / "out").exists()
     folder = saved(tmp_path / "model", corpus, tokenizer)
-    assert (
-        main(["convert", str(folder), "-o", str(tmp_path / "out"), "--to", "ctranslate2", "--quantization", "int3"])
-        == 2
-    )
-    assert "quantization='int3'" in capsys.readouterr().err
     assert main(["convert", str(folder), "-o", str(tmp_path / "engine"), "--to", "ctranslate2"]) == 0
     engine = recnmt_hf.Translator.from_pretrained(tmp_path / "engine")
     for options, name in (
@@ -226,10 +193,3 @@ def test_devices_have_numbers(corpus, tokenizer, tmp_path, monkeypatch):
     for device in ("cuda:3", "cuda", "cpu", None):
         recnmt_hf.Translator.from_pretrained(tmp_path / "engine", device=device)
     assert calls == [("cuda", 3), ("cuda", 0), ("cpu", 0), ("cpu", 0)]
-
-
-def test_without_the_package(corpus, tokenizer, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(__import__("sys").modules, "ctranslate2", None)
-    folder = saved(tmp_path / "model", corpus, tokenizer)
-    assert main(["convert", str(folder), "-o", str(tmp_path / "out"), "--to", "ctranslate2"]) == 2
-    assert 'pip install "recnmt-hf[engines]"' in capsys.readouterr().err

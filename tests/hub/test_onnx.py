@@ -184,14 +184,6 @@ def test_wrong_graphs_are_not_written(tokenizer, tmp_path, capsys, monkeypatch):
     assert "The logits of the graphs differ from" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_without_the_packages(tokenizer, tmp_path, monkeypatch, capsys):
-    folder = saved(tmp_path / "model", tokenizer, FAMILIES["nmt_transformer"], {})
-    for package in ("onnxscript", "onnxruntime"):
-        monkeypatch.setitem(__import__("sys").modules, package, None)
-        assert main(["convert", str(folder), "-o", str(tmp_path / "out"), "--to", "onnx"]) == 2
-        assert 'pip install "recnmt-hf[onnx]"' in capsys.readouterr().err
-
-
 def test_another_model_is_refused(tokenizer, tmp_path, capsys):
     from transformers import MarianConfig, MarianMTModel
 

@@ -128,7 +128,7 @@ def test_a_secret_is_neither_stored_nor_printed(server, tmp_path, monkeypatch, c
     with hub_that_echoes(monkeypatch):
         assert main(["publish", str(run), "tester/model", "--output", str(tmp_path / "out/again")]) == 2
     printed = capfd.readouterr()
-    assert "The upload to" in printed.err and "Resuming from" in printed.out + printed.err
+    assert "tester/model: http" in printed.err and "Resuming from" in printed.out + printed.err
     assert_no_secret(printed.out, printed.err)
     assert FORMS[1] in card.read_text()
     card.unlink()

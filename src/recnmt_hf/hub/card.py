@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -75,8 +75,9 @@ def write_card(
             (the metadata as YAML), `evidence`, and the values of [`template_values`].
 
     Raises:
-        UserError: The folder has no model, or one that cannot translate; the code of the card or the template fails;
-            `README.md` is a symbolic link, which may lead to any file of this machine.
+        UserError: The folder has no model, or one that cannot translate; the code of the card fails; `README.md` is a
+            symbolic link, which may lead to any file of this machine.
+        jinja2.TemplateError: The template fails.
     """
     folder = model_folder(folder)
     path = folder / CARD
@@ -105,7 +106,7 @@ def card_of_copy(
     is_joint = not (copy / TARGET_TOKENIZER).is_dir()
     sentence = sentence or evidence.example or "..."
     title = short_name(name)
-    values = {
+    values: dict[str, Any] = {
         "title": title,
         "name": name,
         "source": SOURCE,
@@ -117,43 +118,27 @@ def card_of_copy(
         "sentencepiece": any(copy.rglob("*.spm")),  # MarianMT's tokenizers
         **template_values(config, evidence),
     }
-    return fill_template(card_data(config, evidence, title, license), values, Path(template or TEMPLATE))
-
-
-def fill_template(data: ModelCardData, values: Mapping[str, Any], template: Path) -> ModelCard:
-    """Return the card that a Jinja template makes of the metadata and values."""
-    from jinja2 import TemplateError  # slow to load
-
-    try:
-        return ModelCard.from_template(data, template_str=template.read_text(encoding="utf-8"), **values)
-    except (OSError, TemplateError, ValueError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise UserError(
-            f"The card template {template} failed ({reason}). Correct it; the default template is {TEMPLATE}.",
-            field=template,
-        ) from error
+    text = Path(template or TEMPLATE).read_text(encoding="utf-8")
+    return ModelCard.from_template(card_data(config, evidence, title, license), template_str=text, **values)
 
 
 def run_isolated(code: str) -> str:
     """
-    Run Python code in a separate process and return its output; `UserError` if it fails or takes longer than
-    [`TIME_LIMIT`]. The process is offline, with an empty HF_HOME and few environment variables, so it has no access
-    tokens. It is not a sandbox for malicious code.
+    Run Python code in a separate process and return its output; `UserError` if it fails, `TimeoutExpired` if it takes
+    longer than [`TIME_LIMIT`]. The process is offline, with an empty HF_HOME and few environment variables, so it has
+    no access tokens. It is not a sandbox for malicious code.
     """
     variables = {name: value for name, value in os.environ.items() if ENVIRONMENT.fullmatch(name)}
     with tempfile.TemporaryDirectory() as home:
-        try:
-            result = subprocess.run(
-                [sys.executable, "-P", "-"],  # -P: the working folder's modules are not imported
-                input=WITHOUT_PACKAGE + code,
-                capture_output=True,
-                encoding="utf-8",
-                env={**variables, "HF_HOME": home, "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"},
-                cwd=home,
-                timeout=TIME_LIMIT,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UserError(f"The code of the card fails (it takes longer than {TIME_LIMIT} seconds).") from error
+        result = subprocess.run(
+            [sys.executable, "-P", "-"],  # -P: the working folder's modules are not imported
+            input=WITHOUT_PACKAGE + code,
+            capture_output=True,
+            encoding="utf-8",
+            env={**variables, "HF_HOME": home, "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"},
+            cwd=home,
+            timeout=TIME_LIMIT,
+        )
     if result.returncode != 0:
         reason = shorten(result.stderr.strip().rpartition("\n")[2])
         raise UserError(f"The code of the card fails ({reason}).")
@@ -315,7 +300,7 @@ def card_data(config: Any, evidence: Evidence, title: str, license: str | None) 
     )
 
 
-def hub_datasets(corpora: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[str]:
+def hub_datasets(corpora: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the ids of the data sets of the Hub among the corpora."""
     corpora = [corpora] if isinstance(corpora, Mapping) else corpora
     names = [str(corpus["dataset"]) for corpus in corpora if corpus.get("dataset")]

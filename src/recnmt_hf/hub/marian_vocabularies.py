@@ -101,14 +101,13 @@ def pieces_of(tokenizers: TokenizerPair) -> list[Pieces]:
     """Return the SentencePiece models of a model's tokenizers; `UserError` if Marian cannot use them."""
     pieces = []
     for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):
-        model, ids = getattr(tokenizer, f"spm_{side}", None), tokenizer.get_vocab()
-        vocabulary = parse_pieces(model.serialized_model_proto(), f"{side} tokenizer") if model else None
-        if vocabulary is None or [ids.get(symbol) for symbol in vocabulary.symbols] != list(
-            range(len(vocabulary.symbols))
-        ):
+        model = getattr(tokenizer, f"spm_{side}", None)
+        content = b"" if model is None else model.serialized_model_proto()
+        vocabulary, ids = parse_pieces(content, f"{side} tokenizer"), tokenizer.get_vocab()
+        if [ids.get(symbol) for symbol in vocabulary.symbols] != list(range(len(vocabulary.symbols))):
             raise UserError(
-                f"Marian cannot use the {side} tokenizer, a {type(tokenizer).__name__} without a SentencePiece model "
-                "or with other ids. Export a model that was imported from Marian's own files.",
+                f"The {side} tokenizer has other ids than its SentencePiece model, so Marian cannot use it. Export a "
+                "model that was imported from Marian's own files.",
                 field=f"{side} tokenizer",
             )
         pieces.append(vocabulary)

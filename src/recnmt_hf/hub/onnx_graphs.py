@@ -6,8 +6,7 @@ import copy
 import hashlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from torch import nn
 from transformers import EncoderDecoderCache
 
 from .._extras import packages_of_extra
-from .._loading_errors import shorten
 from ..data.files import open_output_folder
 from ..errors import UserError, short_repr
 from ..inference.backends.onnx_model import (
@@ -71,7 +69,10 @@ def export_onnx(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
         UserError: A package is missing, the exporter fails, or the files are damaged.
         FileExistsError: The output exists and is not empty.
     """
-    load_onnx_packages()
+    load_onnx_runtime()
+    with packages_of_extra("onnx", "Export to ONNX"):
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
     model, tokenizers = load_checked(source, check_family, **kwargs)
     model = model.float()
     with open_output_folder(output, must_be_new=True) as working:
@@ -81,19 +82,6 @@ def export_onnx(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
         write_settings(model, source, working, format="onnx", quantization="float32")
         check_logits(model, OnnxModel(working, "cpu"))
     return Path(output)
-
-
-def load_onnx_packages() -> None:
-    """Raise `UserError` if a package that the export needs is missing or too old."""
-    load_onnx_runtime()
-    with packages_of_extra("onnx", "Export to ONNX"):
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    if not hasattr(torch.compiler, "is_exporting"):
-        raise UserError(
-            f"torch {short_repr(torch.__version__)} unrolls recurrences in exported graphs. Upgrade torch, e.g. to "
-            "2.13."
-        )
 
 
 def check_family(model: Any) -> None:
@@ -298,42 +286,25 @@ def free_axes(tensor: torch.Tensor, lengths: dict[int, Any], batch: Any) -> dict
 def export(
     graph: EncoderGraph | DecoderGraph, inputs: tuple[torch.Tensor, ...], names: Sequence[str], axes: Any
 ) -> Any:
-    """Export a graph, without inputs that it does not read."""
+    """Export a graph, without inputs that it does not read, and without warnings about optional optimizations."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter", "onnxscript")]
+    levels = [logger.level for logger in loggers]
     try:
-        with quiet_exporter():
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(action="ignore"):
             program: Any = torch.onnx.export(
                 graph.eval(), inputs, input_names=list(names), dynamic_shapes=axes, dynamo=True, verbose=False
             )
-    except Exception as error:  # the exporter raises errors of many kinds
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise UserError(
-            f"torch cannot export the {type(graph).__name__} ({shorten(str(cause))}). Use another release of torch "
-            "and onnxscript, or run the model with `recnmt translate --quantization int8`.",
-            field=type(graph).__name__,
-        ) from error
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
     inner = program.model.graph
     for value in [value for value in inner.inputs if not value.uses()]:
         inner.inputs.remove(value)
     for value, name in zip(inner.outputs, graph.names, strict=True):
         value.name = name
     return program
-
-
-@contextmanager
-def quiet_exporter() -> Iterator[None]:
-    """Silence warnings of the exporter about optional packages, renamed functions and skipped optimizations."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def save_graphs(programs: dict[str, Any], folder: Path) -> None:
@@ -357,20 +328,17 @@ def save_graphs(programs: dict[str, Any], folder: Path) -> None:
                 about = {"shape": tensor.shape, "name": value.name, "base_dir": str(folder)}
                 value.const_value = onnx_ir.ExternalTensor(WEIGHTS, offset, length, tensor.dtype, **about)
     for name in GRAPHS:
-        remove_origins(programs[name].model)
-        onnx_ir.save(programs[name].model, folder / name)
-
-
-def remove_origins(model: Any) -> None:
-    """Remove the exporter's notes on the origin of each node in the code, which contain paths of this machine."""
-    for graph in (model.graph, *model.functions.values()):
-        graph.metadata_props.clear()
-        for node in graph.all_nodes():
-            node.metadata_props.clear()
-            node.doc_string = None
-            for value in node.outputs:
-                value.metadata_props.clear()
-    model.metadata_props.clear()
+        model = programs[name].model
+        # The exporter's notes on the origin of each node in the code contain paths of this machine.
+        for graph in (model.graph, *model.functions.values()):
+            graph.metadata_props.clear()
+            for node in graph.all_nodes():
+                node.metadata_props.clear()
+                node.doc_string = None
+                for value in node.outputs:
+                    value.metadata_props.clear()
+        model.metadata_props.clear()
+        onnx_ir.save(model, folder / name)
 
 
 @torch.no_grad()

@@ -14,16 +14,13 @@ from typing import Any, Literal
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.constants import ENDPOINT
-from huggingface_hub.errors import (
-    HFValidationError,
-)
-from huggingface_hub.utils import build_hf_headers, get_session, get_token, hf_raise_for_status
+from huggingface_hub.utils import get_token
 
 from .._loading_errors import shorten
 from .._plain_card import CARD
 from ..data.files import open_output_folder
 from ..data.tree_inputs import RELATIONS_FILE
-from ..errors import MissingFileError, UserError
+from ..errors import UserError
 from ..models.user_errors import remember_secrets
 from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, without_private
 from ..training.output_folder import RECIPE
@@ -70,13 +67,6 @@ REPLACED = (
 # The models of a Space, by which it is recognized, and its files besides their folders.
 SPACE, MODELS = "recnmt_space.json", "models"
 SPACE_FILES = (CARD, "app.py", "requirements.txt", SPACE)
-# Remedies by the status of the Hub's answer.
-REMEDIES: dict[int | None, str] = {
-    401: "Log in with a valid token (`hf auth login`), or set HF_TOKEN",
-    403: "Use a token with write access to this repository",
-    409: "Choose another name, branch or tag, because it is taken",
-}
-HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "requests", "urllib3")
 # Access tokens of the Hub, and escapes of JSON, YAML, Python and Markdown before or within one.
 TOKEN = re.compile(r"(?<![A-Za-z0-9])hf_(?:[a-z]+_)?[A-Za-z0-9]{20,}")
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[abfnrtv0]|(.))", re.DOTALL)
@@ -122,8 +112,11 @@ def prepare_repository(source: str | Path, output: str | Path, name: str, shard:
         (working / CARD).write_text(card_of_copy(working, evidence, name, **card).content, encoding="utf-8")
         if (folder / EVIDENCE).is_file():
             evidence.save(working)
-        for test in evidence.tests:
-            copy_translations(folder, working, test.translations)
+        for name_of_file in (test.translations for test in evidence.tests):
+            if Path(name_of_file).parent != Path(TRANSLATIONS):  # it would lead to any file of this machine
+                raise UserError(f"{name_of_file} of evidence.json is not a file of translations.", field=name_of_file)
+            (working / TRANSLATIONS).mkdir(exist_ok=True)
+            shutil.copyfile(folder / name_of_file, working / name_of_file)
         if (recipe := recipe_of(folder, evidence)) is not None:
             (working / RECIPE).write_text(recipe, encoding="utf-8")
         check_contents(working)
@@ -143,14 +136,6 @@ def set_generation(model: Any, evidence: Evidence) -> None:
             config.length_penalty = float(decoding.get("length_penalty", 1.0))
     if config.max_length is None and config.max_new_tokens is None:
         config.max_length = 256
-
-
-def copy_translations(folder: Path, working: Path, name: str) -> None:
-    """Copy a file of translations, which must be in the folder for them."""
-    if Path(name).parent != Path(TRANSLATIONS) or not (folder / name).is_file():
-        raise MissingFileError(f"{folder / name} of evidence.json is not a file of translations.", field=folder / name)
-    (working / TRANSLATIONS).mkdir(exist_ok=True)
-    shutil.copyfile(folder / name, working / name)
 
 
 def check_links(folder: Path) -> None:
@@ -245,15 +230,14 @@ def upload(folder: str | Path, to: Destination) -> str:
     address of the commit or pull request. Unchanged files are not sent again.
 
     Raises:
-        UserError: The folder contains a file that may not be published, the Hub rejects the upload, or a Space of this
-            name has other files.
+        UserError: The folder contains a file that may not be published, the Hub rejects the card or the upload, or a
+            Space of this name has other files.
     """
     folder = Path(folder)
     check_contents(folder, to.kind)
     api = HfApi(token=to.token)
     kind: dict[str, Any] = {"repo_type": to.kind}
-    with explained_upload(to.name, to.token):
-        check_card(api, folder, to.kind)
+    with explained_requests(to.name, to.token):
         sdk = "gradio" if to.kind == "space" else None
         created = api.create_repo(to.name, private=to.private, exist_ok=True, repo_type=to.kind, space_sdk=sdk)
         name = str(created.repo_id)
@@ -261,7 +245,7 @@ def upload(folder: str | Path, to: Destination) -> str:
             api.create_branch(name, branch=to.branch, exist_ok=True, **kind)
         own = {file for file, _ in files_of(folder)}
         obsolete = obsolete_files(api.list_repo_files(name, revision=to.branch, **kind), own, to)
-        # Unchanged files are skipped. `upload_folder` also does this, but may split the upload into several commits.
+        # Unchanged files are skipped, and the card is validated. `upload_folder` may make several commits.
         commit = api.create_commit(
             name,
             [
@@ -280,40 +264,18 @@ def upload(folder: str | Path, to: Destination) -> str:
     return commit.pr_url or commit.commit_url
 
 
-def check_card(api: HfApi, folder: Path, kind: str) -> None:
-    """Ask the Hub to validate the metadata of the card (licence, languages, scores)."""
-    content = (folder / CARD).read_text(encoding="utf-8")
-    answer = get_session().post(
-        f"{api.endpoint}/api/validate-yaml",
-        json={"content": content, "repoType": kind},
-        headers=build_hf_headers(token=api.token),
-    )
-    if answer.status_code == 400:
-        reason = "; ".join(entry["message"] for entry in answer.json().get("errors", []))
-        raise UserError(
-            f"The Hub rejected the card ({shorten(reason)}). Correct it. Licences are identifiers such as apache-2.0, "
-            "cc-by-4.0 or other. Nothing was uploaded."
-        )
-    hf_raise_for_status(answer)
-
-
 @contextmanager
-def explained_upload(name: str, token: str | None) -> Iterator[None]:
-    """Turn errors of the Hub and of the connection into a [`UserError`], with the token masked; others are bugs."""
+def explained_requests(name: str, token: str | None) -> Iterator[None]:
+    """Turn errors of the Hub and of the connection into a [`UserError`], with the token masked."""
     remember_secrets(f"?token={token or get_token()}")
     try:
         yield
     except UserError:
         raise
-    except Exception as error:
-        if (
-            not isinstance(error, (OSError, HFValidationError))
-            and type(error).__module__.split(".")[0] not in HTTP_LIBRARIES
-        ):
-            raise
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        remedy = REMEDIES.get(status, "Uploaded files are not sent again")
-        raise UserError(f"The upload to {ENDPOINT} failed ({shorten(str(error))}). {remedy}.", field=name) from error
+    except Exception as error:  # of the Hub's client, and of the HTTP library that its release uses
+        raise UserError(
+            f"{name}: {ENDPOINT} rejects the request or cannot be reached: {shorten(str(error))}.", field=name
+        ) from error
 
 
 def listing(files: Sequence[tuple[str, int]]) -> str:

@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi, SpaceCard, SpaceCardData
-from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
 from .. import __version__
 from .._extras import packages_of_extra
-from .._loading_errors import looks_local, shorten
+from .._loading_errors import looks_local
 from .._plain_card import CARD
 from ..data.files import open_output_folder
 from ..errors import UserError, short_repr
 from ..models.user_errors import masked
 from ..training.evidence import EVIDENCE, Evidence
 from .checked_copy import SHARD, model_folder, short_name, write_checked_copy
-from .publishing import ALLOWED, MODELS, SPACE, check_contents, check_links, explained_upload, files_of
+from .publishing import ALLOWED, MODELS, SPACE, check_contents, check_links, explained_requests, files_of
 
 
 # Longest `short_description` that the Hub accepts.
@@ -87,7 +86,7 @@ def prepare_space(
     from_hub: dict[str, tuple[str, str]] = {}
     files: list[str] = []
     for model in models:
-        own = space_name(model)
+        own = re.sub(r"[^\w.-]+", "_", short_name(model)).strip("_.") or "model"
         if own in local or own in from_hub:
             raise UserError(f"another model has the name {short_repr(own)} too.", field=model)
         if looks_local(model):
@@ -105,18 +104,26 @@ def prepare_space(
         places = json.dumps(dict.fromkeys(local) | from_hub, indent=1, ensure_ascii=False)
         (working / SPACE).write_text(places, encoding="utf-8")
         (working / "requirements.txt").write_text("\n".join([INDEX, *requirements(files), ""]), encoding="utf-8")
-        title = name.rpartition("/")[2]
-        names = [f"[{model}](https://huggingface.co/{model})" for model, _ in from_hub.values()]
-        text = TEXT.format(title=title, models=", ".join([*local, *names]), version=__version__)
-        data = card_data(title, [model for model, _ in from_hub.values()], license)
+        title, ids = name.rpartition("/")[2], [model for model, _ in from_hub.values()]
+        names = [*local, *(f"[{model}](https://huggingface.co/{model})" for model in ids)]
+        description: dict[str, Any] = {"short_description": f"Translate with {title}"[:LONGEST_DESCRIPTION]}
+        data = SpaceCardData(
+            title=title,
+            emoji="💬",
+            colorFrom="blue",
+            colorTo="green",
+            sdk="gradio",
+            sdk_version=metadata.version("gradio"),
+            python_version=".".join(platform.python_version_tuple()[:2]),
+            app_file="app.py",
+            license=license,
+            models=ids or None,
+            **description,
+        )
+        text = TEXT.format(title=title, models=", ".join(names), version=__version__)
         SpaceCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(working / CARD)
         check_contents(working, "space")
     return Path(output)
-
-
-def space_name(model: str) -> str:
-    """Return the name of a model in a Space."""
-    return re.sub(r"[^\w.-]+", "_", short_name(model)).strip("_.") or "model"
 
 
 def copy_model(folder: Path, copy: Path) -> None:
@@ -133,21 +140,9 @@ def copy_model(folder: Path, copy: Path) -> None:
 
 
 def look_up(model: str, token: str | None) -> tuple[str, list[str]]:
-    """
-    Return the newest commit of a model of the Hub, and the names of its files.
-
-    Raises:
-        UserError: The Hub has no such model, it has no configuration or no safetensors, or the Hub cannot be reached.
-    """
-    with explained_upload(model, token):
-        try:
-            found = HfApi(token=token).model_info(model)
-        except (RepositoryNotFoundError, GatedRepoError, HFValidationError) as error:
-            raise UserError(
-                f"{model} is neither a folder nor a model of the Hub that the token can read ({shorten(str(error))}). "
-                "Correct the name, or log in (`hf auth login`).",
-                field=model,
-            ) from error
+    """Return the newest commit of a model of the Hub, and its files; `UserError` if the page could not load them."""
+    with explained_requests(model, token):
+        found = HfApi(token=token).model_info(model)
     files = [sibling.rfilename for sibling in found.siblings or []]
     if "config.json" not in files or not any(re.fullmatch(r"model.*\.safetensors", name) for name in files):
         raise UserError(
@@ -173,21 +168,3 @@ def requirements(files: Iterable[str]) -> list[str]:
         names = dict.fromkeys([*needed, "gradio"])
         pins = [f"{name}=={metadata.version(name).partition('+')[0]}" for name in names]
         return [f"recnmt-hf=={__version__}", *pins]
-
-
-def card_data(title: str, models: Sequence[str], license: str | None) -> SpaceCardData:
-    """Return the settings of the Space."""
-    description: dict[str, Any] = {"short_description": f"Translate with {title}"[:LONGEST_DESCRIPTION]}
-    return SpaceCardData(
-        title=title,
-        emoji="💬",
-        colorFrom="blue",
-        colorTo="green",
-        sdk="gradio",
-        sdk_version=metadata.version("gradio"),
-        python_version=".".join(platform.python_version_tuple()[:2]),
-        app_file="app.py",
-        license=license,
-        models=[*models] or None,
-        **description,
-    )
