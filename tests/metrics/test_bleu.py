@@ -63,7 +63,7 @@ def test_signatures():
     assert "case:lc" in sacrebleu_score(HYPOTHESES, REFERENCES, lowercase=True).signature
     tokenized = tokenized_bleu_score(HYPOTHESES, REFERENCES, language="en")
     assert "tok:none|smooth:none" in tokenized.signature and tokenized.signature.endswith("pretok:moses-en")
-    assert str(score).startswith(f"BLEU {score.score:.2f} (nrefs:1")
+    assert str(score).startswith(f"BLEU {score.score:.2f}, length ratio {score.length_ratio:.3f}, brevity penalty ")
 
 
 def test_texts_without_spaces_are_compared_by_parts():

@@ -104,7 +104,7 @@ def measure(
         }
     else:
         scores = [
-            metrics.sacrebleu_score(hypotheses, references, tokenize=args.tokenize),
+            metrics.sacrebleu_score(hypotheses, references, tokenize=args.tokenize, samples=args.samples),
             metrics.sacrebleu_score(hypotheses, references, lowercase=True, tokenize=args.tokenize),
             metrics.chrf_score(hypotheses, references),
             *([] if args.no_ter else [metrics.ter_score(hypotheses, references)]),

@@ -30,14 +30,23 @@ References = Sequence[str] | Sequence[Sequence[str]]
 
 @dataclass
 class MetricScore:
-    """A corpus score with the signature that makes it comparable."""
+    """
+    A corpus score with the signature that makes it comparable. BLEU also has the length of the translations as a share
+    of the references', the brevity penalty, and with samples the half-width of its 95% interval.
+    """
 
     name: str
     score: float
     signature: str
+    length_ratio: float | None = None
+    brevity_penalty: float | None = None
+    interval: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.name} {self.score:.2f} ({self.signature})"
+        text = f"{self.name} {self.score:.2f}" + ("" if self.interval is None else f" ± {self.interval:.2f}")
+        if self.length_ratio is not None:
+            text += f", length ratio {self.length_ratio:.3f}, brevity penalty {self.brevity_penalty:.3f}"
+        return f"{text} ({self.signature})"
 
 
 def reference_sets(hypotheses: Sequence[str], references: References) -> list[list[str]]:
@@ -66,10 +75,14 @@ def reference_sets(hypotheses: Sequence[str], references: References) -> list[li
     return [list(lines) for lines in sets]
 
 
-def score_with(metric: SacreMetric, name: str, hypotheses: Sequence[str], references: References) -> MetricScore:
-    """Score with a metric of sacrebleu."""
-    result = metric.corpus_score(list(hypotheses), reference_sets(hypotheses, references))
-    return MetricScore(name, result.score, str(metric.get_signature()))
+def score_with(
+    metric: SacreMetric, name: str, hypotheses: Sequence[str], references: References, samples: int = 1
+) -> MetricScore:
+    """Score with a metric of sacrebleu; more than one bootstrap sample gives an interval."""
+    result: Any = metric.corpus_score(list(hypotheses), reference_sets(hypotheses, references), n_bootstrap=samples)
+    lengths = (result.sys_len / max(result.ref_len, 1), result.bp) if name.startswith("BLEU") else (None, None)
+    interval = result._ci if samples > 1 else None
+    return MetricScore(name, result.score, str(metric.get_signature()), *lengths, interval)
 
 
 def bleu_metric(
@@ -108,7 +121,11 @@ def bleu_tokenizer(language: str | None) -> str:
 
 
 def sacrebleu_score(
-    hypotheses: Sequence[str], references: References, lowercase: bool = False, tokenize: str | None = None
+    hypotheses: Sequence[str],
+    references: References,
+    lowercase: bool = False,
+    tokenize: str | None = None,
+    samples: int = 1,
 ) -> MetricScore:
     """
     Compute the corpus BLEU of detokenized text (Papineni et al., 2002) with sacrebleu.
@@ -118,12 +135,13 @@ def sacrebleu_score(
         references (sequence of `str`, or of such sequences): One reference set, or several.
         lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive.
         tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
+        samples (`int`, *optional*, defaults to 1): Bootstrap samples of the 95% interval; 1: no interval.
 
     Raises:
         ValueError: The tokenizer is unknown, or the lists have different lengths.
     """
     metric = bleu_metric(lowercase, tokenize)
-    return score_with(metric, "BLEU (case-insensitive)" if lowercase else "BLEU", hypotheses, references)
+    return score_with(metric, "BLEU (case-insensitive)" if lowercase else "BLEU", hypotheses, references, samples)
 
 
 def chrf_score(hypotheses: Sequence[str], references: References) -> MetricScore:
