@@ -344,7 +344,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Parser(prog="logical_inference.py", **description)
     add_recipe_arguments(
         parser,
-        "scripts/recipes/logic/logical_inference.yaml",
         "fields of the recipe to override",
         "folder in which one folder per model is written (default: outputs/NAME-OF-RECIPE)",
     )

@@ -376,7 +376,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add_recipe_arguments(
         parser,
-        "one of scripts/recipes",
         "fields to override in all runs; {seed} in a value is replaced by the seed of the run",
         "folder in which one folder per run is written (default: outputs/NAME-OF-RECIPE_sweep)",
     )

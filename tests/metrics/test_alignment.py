@@ -333,7 +333,7 @@ def test_command_for_a_transformer(tiny_folder, files, capsys):
         (["MODEL", "-s", "source", "-t", "target", "--gold", "short"], "lines for"),
         (["MODEL", "-s", "source", "-t", "target", "--gold", "beyond"], "Pass the gold file of these sentences,"),
         (["--links", "gold", "--gold", "gold", "--plot", "x.png"], "cannot be combined"),
-        (["MODEL", "-s", "source", "-t", "target", "--pair", "3"], "is not allowed; it must be"),
+        (["MODEL", "-s", "source", "-t", "target", "--pair", "3"], "must be at most"),
         (["MODEL", "-s", "source", "-t", "target", "--plot", "x.txt"], "x.txt"),
         (["MODEL", "-s", "source", "-t", "target", "--head", "7"], "head=7 does not exist"),
         (["--links", "broken", "--gold", "gold"], "0-1 (source-target) or 0p1 (possible"),

@@ -80,9 +80,12 @@ def score_with(
 ) -> MetricScore:
     """Score with a metric of sacrebleu; more than one bootstrap sample gives an interval."""
     result: Any = metric.corpus_score(list(hypotheses), reference_sets(hypotheses, references), n_bootstrap=samples)
-    lengths = (result.sys_len / max(result.ref_len, 1), result.bp) if name.startswith("BLEU") else (None, None)
-    interval = result._ci if samples > 1 else None
-    return MetricScore(name, result.score, str(metric.get_signature()), *lengths, interval)
+    score = MetricScore(name, result.score, str(metric.get_signature()))
+    if isinstance(metric, sacrebleu.BLEU):
+        score.length_ratio, score.brevity_penalty = result.sys_len / max(result.ref_len, 1), result.bp
+    if samples > 1:
+        score.interval = result._ci
+    return score
 
 
 def bleu_metric(
