@@ -57,7 +57,7 @@ LISTED_RUNS = {
     "training/moving_average.py: MovingAverage.resume: torch.load": "with weights_only=True",
     "models/seq2seq_loading.py: Seq2SeqPreTrainedModel.save_pretrained: "
     "transformers.dynamic_module_utils.custom_object_save": "copies the code of the class; runs nothing",
-    "training/building.py: import_model_class: pkgutil.resolve_name": "a class named in model.type",
+    "training/building.py: config_class_of: pkgutil.resolve_name": "a class named in model.type",
     "inference/devices.py: keep_freed_memory: ctypes.CDLL": "the C library of the running process",
 }
 # Values of trust_remote_code that are neither `False` nor the user's own flag.
