@@ -158,6 +158,14 @@ def pipeline(task: str | None = None, model: Any = None, *args: Any, **kwargs: A
     Create a pipeline as `transformers.pipeline` does, also by the names that transformers 4 had for translation:
     `"translation"`, or `"translation_xx_to_yy"` with the codes of source and target language, gives a
     [`TranslationPipeline`].
+
+    Args:
+        task (`str`, *optional*): Name of the task.
+        model (`str`, `Path` or `PreTrainedModel`, *optional*): The model, or its folder or id.
+        *args, **kwargs: Passed on to `transformers.pipeline`.
+
+    Returns:
+        `Pipeline`: The pipeline, ready to be called with texts.
     """
     from transformers import pipeline as pipeline_of_transformers
 
