@@ -70,6 +70,7 @@ class Translator:
     source_lang = delegated("codec.source_lang", "Code of the source language of calls that do not pass any.")
     target_lang = delegated("codec.target_lang", "Code of the target language of calls that do not pass any.")
     task = delegated("codec.task", "Task that the model was trained for ([`ModelTask`]), if known.")
+    prepare = delegated("codec.encode", "Return a text as the model reads it ([`~recnmt_hf.inference.codec.Request`]).")
     encode_source = delegated("codec.encode_source", "Return the tokens of a source sentence.")
     encode_target = delegated("codec.encode_target", "Return the tokens of a translation.")
 
