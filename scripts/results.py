@@ -32,7 +32,8 @@ sys.path += [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().
 from measures import gain_of, marks_of, scores_of
 from sweep import read_rows
 
-from recnmt_hf.analysis.plots import check_picture, labelled_points
+from recnmt_hf.analysis import look, plots
+from recnmt_hf.analysis.plots import check_picture
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.data.files import locked_file, open_output
 from recnmt_hf.data.text import read_lines
@@ -736,6 +737,30 @@ def write_plots(folder: Path, rows: Sequence[Row]) -> None:
             if any(len(row.runs) > 1 for row in rows):
                 heading += ", with standard deviations over seeds"
             labelled_points(folder / file, panels, title, "BLEU", heading)
+
+
+def labelled_points(
+    path: str | Path,
+    panels: Mapping[str, Mapping[str, tuple[float, float, float, float]]],
+    axis_name: str,
+    name: str,
+    title: str = "",
+) -> None:
+    """Plot panels of points side by side, with a common legend: x, its deviation, y, its deviation by title, label."""
+    labels = list(dict.fromkeys(label for points in panels.values() for label in points))
+    with plots.panel_axes(path, list(panels), labels, title, height=3.0) as (figure, axes):
+        handles: dict[str, Any] = {}
+        for axis, points in zip(axes, panels.values(), strict=True):
+            for label, (x, x_deviation, y, y_deviation) in points.items():
+                deviations: dict[str, Any] = {"xerr": x_deviation or None, "yerr": y_deviation or None, "capsize": 2}
+                style: dict[str, Any] = look.series(labels.index(label))
+                handles[label] = axis.errorbar(x, y, linestyle="none", markersize=6, **deviations, **style)
+            axis.margins(0.1)
+            axis.grid(color=look.GRID, linewidth=0.6)
+            axis.set_axisbelow(True)
+            axis.set_xlabel(axis_name)
+            axis.set_ylabel(name)
+        plots.add_legend(figure, handles)
 
 
 def plots_of(folder: Path, rows: Sequence[Row]) -> str:

@@ -20,11 +20,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import AutoConfig
 
 from recnmt_hf import Recipe
 from recnmt_hf._values import MOST_SEED, check_value
-from recnmt_hf.analysis.plots import QUANTITIES, check_picture, grid_of_scores, points_of_scores
+from recnmt_hf.analysis import look, plots
+from recnmt_hf.analysis.plots import QUANTITIES, check_picture
 from recnmt_hf.commands.arguments import PICTURE_HELP, Parser, add_recipe_arguments, whole
 from recnmt_hf.data.corpora import load_test_set
 from recnmt_hf.data.files import reject_model_folder
@@ -369,6 +371,55 @@ def plot_sweep(results: Sequence[CellResult], path: str | Path, score: str) -> N
     rows, columns = (list(dict.fromkeys(key[place] for key in groups)) for place in (0, 1))
     values = [[groups.get((row, column), []) for column in columns] for row in rows]
     grid_of_scores(path, values, columns, rows, label, column_name=names[1], row_name=names[0], title=title)
+
+
+def grid_of_scores(
+    path: str | Path,
+    values: Sequence[Sequence[Sequence[float]]],
+    columns: Sequence[str],
+    rows: Sequence[str],
+    name: str,
+    column_name: str = "",
+    row_name: str = "",
+    title: str = "",
+) -> None:
+    """
+    Plot the scores (one per seed) of each row and column as a heat map of means, with their ranges. `name` is that of
+    the score.
+    """
+    means = np.array([[np.mean(cell) if cell else np.nan for cell in row] for row in values])
+    seeds = max(len(cell) for row in values for cell in row)
+    title += "" if seeds == 1 else f": mean and range over {seeds} seeds"
+    with plots.canvas(path, 2.5 + 1.1 * len(columns), 1.2 + 0.45 * len(rows), title) as figure:
+        axis = figure.add_subplot()
+        image = axis.imshow(means, cmap=look.SEQUENTIAL, aspect="auto")
+        for y, row in enumerate(values):
+            for x, cell in enumerate(row):
+                if cell:
+                    spread = f"\n{min(cell):.2f} to {max(cell):.2f}" if len(cell) > 1 else ""
+                    color = look.text_color(image.cmap(image.norm(means[y, x])))
+                    axis.text(x, y, f"{means[y, x]:.2f}{spread}", ha="center", va="center", color=color)
+        plots.label_cells(axis, columns, rows, column_name, row_name)
+        if max(map(len, columns)) <= 12:  # fits below its column
+            axis.set_xticks(range(len(columns)), columns, rotation=0, ha="center")
+        figure.colorbar(image, ax=axis, label=name)
+
+
+def points_of_scores(
+    path: str | Path, values: Mapping[str, Sequence[float]], axis_name: str, name: str, title: str = ""
+) -> None:
+    """Plot scores (one per seed) as points over the values of a setting, with a line through their means."""
+    longest = max(map(len, values))
+    seeds = max(map(len, values.values()))
+    title += "" if seeds == 1 else f": {seeds} seeds, line through their means"
+    with plots.canvas(path, min(2.5 + 0.7 * len(values), look.WIDTH), 2.8 + 0.05 * longest, title) as figure:
+        axis = figure.add_subplot()
+        axis.plot(range(len(values)), [float(np.mean(scores)) for scores in values.values()], color=look.MAIN)
+        for place, scores in enumerate(values.values()):
+            axis.scatter([place] * len(scores), scores, color=look.MAIN, s=18)
+        axis.set_xticks(range(len(values)), list(values), **plots.ROTATED_LABELS)
+        axis.set_xlabel(axis_name)
+        axis.set_ylabel(name)
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

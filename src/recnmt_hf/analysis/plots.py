@@ -78,7 +78,6 @@ def canvas(path: str | Path, width: float, height: float, title: str = "") -> It
         if title:
             look.set_title(figure, title)
         yield figure
-        look.show_all_characters(figure)
         ending = path.suffix.lower()
         with open_output(path, binary=True) as file:
             figure.savefig(file, format=ending[1:], metadata=METADATA[ending])
@@ -145,79 +144,6 @@ def heat_maps(
             axis.set_title(heading)
             label_cells(axis, columns, rows, column_name, row_name)
         figure.colorbar(image, ax=list(axes), shrink=0.8, label=name)
-
-
-def grid_of_scores(
-    path: str | Path,
-    values: Sequence[Sequence[Sequence[float]]],
-    columns: Sequence[str],
-    rows: Sequence[str],
-    name: str,
-    column_name: str = "",
-    row_name: str = "",
-    title: str = "",
-) -> None:
-    """
-    Plot the scores (one per seed) of each row and column as a heat map of means, with their ranges. `name` is that of
-    the score.
-    """
-    means = np.array([[np.mean(cell) if cell else np.nan for cell in row] for row in values])
-    seeds = max(len(cell) for row in values for cell in row)
-    title += "" if seeds == 1 else f": mean and range over {seeds} seeds"
-    with canvas(path, 2.5 + 1.1 * len(columns), 1.2 + 0.45 * len(rows), title) as figure:
-        axis = figure.add_subplot()
-        image = axis.imshow(means, cmap=look.SEQUENTIAL, aspect="auto")
-        for y, row in enumerate(values):
-            for x, cell in enumerate(row):
-                if cell:
-                    spread = f"\n{min(cell):.2f} to {max(cell):.2f}" if len(cell) > 1 else ""
-                    color = look.text_color(image.cmap(image.norm(means[y, x])))
-                    axis.text(x, y, f"{means[y, x]:.2f}{spread}", ha="center", va="center", color=color)
-        label_cells(axis, columns, rows, column_name, row_name)
-        if max(map(len, columns)) <= 12:  # fits below its column
-            axis.set_xticks(range(len(columns)), columns, rotation=0, ha="center")
-        figure.colorbar(image, ax=axis, label=name)
-
-
-def points_of_scores(
-    path: str | Path, values: Mapping[str, Sequence[float]], axis_name: str, name: str, title: str = ""
-) -> None:
-    """Plot scores (one per seed) as points over the values of a setting, with a line through their means."""
-    longest = max(map(len, values))
-    seeds = max(map(len, values.values()))
-    title += "" if seeds == 1 else f": {seeds} seeds, line through their means"
-    with canvas(path, min(2.5 + 0.7 * len(values), look.WIDTH), 2.8 + 0.05 * longest, title) as figure:
-        axis = figure.add_subplot()
-        axis.plot(range(len(values)), [float(np.mean(scores)) for scores in values.values()], color=look.MAIN)
-        for place, scores in enumerate(values.values()):
-            axis.scatter([place] * len(scores), scores, color=look.MAIN, s=18)
-        axis.set_xticks(range(len(values)), list(values), **ROTATED_LABELS)
-        axis.set_xlabel(axis_name)
-        axis.set_ylabel(name)
-
-
-def labelled_points(
-    path: str | Path,
-    panels: Mapping[str, Mapping[str, tuple[float, float, float, float]]],
-    axis_name: str,
-    name: str,
-    title: str = "",
-) -> None:
-    """Plot panels of points side by side, with a common legend: x, its deviation, y, its deviation by title, label."""
-    labels = list(dict.fromkeys(label for points in panels.values() for label in points))
-    with panel_axes(path, list(panels), labels, title, height=3.0) as (figure, axes):
-        handles: dict[str, Any] = {}
-        for axis, points in zip(axes, panels.values(), strict=True):
-            for label, (x, x_deviation, y, y_deviation) in points.items():
-                deviations: dict[str, Any] = {"xerr": x_deviation or None, "yerr": y_deviation or None, "capsize": 2}
-                style: dict[str, Any] = look.series(labels.index(label))
-                handles[label] = axis.errorbar(x, y, linestyle="none", markersize=6, **deviations, **style)
-            axis.margins(0.1)
-            axis.grid(color=look.GRID, linewidth=0.6)
-            axis.set_axisbelow(True)
-            axis.set_xlabel(axis_name)
-            axis.set_ylabel(name)
-        add_legend(figure, handles)
 
 
 def line_panels(
