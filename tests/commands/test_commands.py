@@ -57,25 +57,8 @@ def test_translate_score_evaluate(tmp_path, capsys, tiny_folder, texts):
     """`score` reports the scores that `translate` wrote, to 1e-5."""
     shared = ("--device", "cpu", "--length-penalty", "0.8")
     found = tmp_path / "found.jsonl"
-    code, _, err = call(
-        capsys,
-        "translate",
-        tiny_folder,
-        "-i",
-        texts / "test.en",
-        "-o",
-        found,
-        "--format",
-        "jsonl",
-        "--n-best",
-        2,
-        "--beams",
-        3,
-        "--max-length-extra",
-        5,
-        "--alignments",
-        *shared,
-    )
+    words = ["--format", "jsonl", "--n-best", "2", "--beams", "3", "--max-length-extra", "5", "--alignments"]
+    code, _, err = call(capsys, "translate", tiny_folder, "-i", texts / "test.en", "-o", found, *words, *shared)
     assert code == 0, err
     records = [json.loads(line) for line in found.read_text().splitlines()]
     assert [r["line"] for r in records] == [i for i in range(6) for _ in range(2)]
@@ -90,29 +73,22 @@ def test_translate_score_evaluate(tmp_path, capsys, tiny_folder, texts):
 
     plain = tmp_path / "plain.de"
     call(capsys, "translate", tiny_folder, "-i", texts / "test.en", "-o", plain, "--max-length-extra", 3, *shared)
-    code, out, _ = call(
-        capsys,
-        "evaluate",
-        plain,
-        texts / "test.de",
-        "-r",
-        texts / "test.de",
-        "-s",
-        texts / "test.en",
+    words = [
         "--length-edges",
-        5,
-        10,
+        "5",
+        "10",
         "--examples",
-        2,
+        "2",
         "--significance",
         "all",
         "--samples",
-        50,
+        "50",
         "--language",
         "de",
         "--json",
-        tmp_path / "e.json",
-    )
+    ]
+    references = ("-r", texts / "test.de", "-s", texts / "test.en", *words, tmp_path / "e.json")
+    code, out, _ = call(capsys, "evaluate", plain, texts / "test.de", *references)
     assert code == 0
     for expected in (
         "BLEU 100.00 (nrefs:1",
@@ -208,7 +184,7 @@ def test_average_of_a_run(tmp_path, capsys, tiny_folder):
         (("train", "missing.yaml"), "missing.yaml"),
         (("score", "model", "-s", "a"), "Pass"),
         (("evaluate", "missing.de", "-r", "missing.en"), "missing.en"),
-        (("average", "missing", "-o", "out"), "does not exist"),
+        (("average", "missing", "-o", "out"), "missing"),
         (("inspect", "nowhere/at/all", "A sentence."), "nowhere/at/all"),
         (("translate", "x", "--alignments"), "requires"),
     ],

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from .arguments import Parser, note, refuse_duplicates, whole
 
 
@@ -28,34 +28,20 @@ def run(args: argparse.Namespace) -> None:
     if args.lower_is_better and known_direction(args.metric):
         raise UserError(f"--lower-is-better and --metric {args.metric} cannot be combined.", field="--lower-is-better")
     refuse_duplicates(args.inputs, "inputs")
-    for path in args.inputs:
-        if not os.path.isdir(path):
-            raise UserError(f"The folder {short_repr(path)} does not exist.")
-    folders = [Path(path) for path in args.inputs]
+    folders, output = [Path(path) for path in args.inputs], Path(os.path.realpath(args.output))
+    # Training takes a folder with the name of a checkpoint for an incomplete one, and deletes it.
+    if re.fullmatch(r"checkpoint-\d+", output.name):
+        raise UserError(f"The output {args.output} has the name of a checkpoint.", field=args.output)
     if len(folders) == 1 and not list(folders[0].glob("*.safetensors")):
-        run_folder = folders[0]
-        refuse_inside(args.output, run_folder, is_run=True)
-        greater_is_better = False if args.lower_is_better else None
-        folders = choose_checkpoints(run_folder, args.count, args.which, args.metric, greater_is_better, report)
+        (run_folder,) = folders
+        better = False if args.lower_is_better else None
+        folders = choose_checkpoints(run_folder, args.count, args.which, args.metric, better, note)
         if len(folders) < args.count:
             place = f"{run_folder} with a value of {args.metric}" if args.which == "best" else run_folder
             raise UserError(f"--count must be at most {len(folders)}, the complete checkpoints in {place}.")
     for folder in folders:
-        refuse_inside(args.output, folder)
+        if output.is_relative_to(folder.resolve()):
+            raise UserError(f"The output {args.output} is inside {folder}, which is averaged.", field=args.output)
     with open_output_folder(args.output, must_be_new=True) as working:
         average_checkpoints(folders, working)
     print(f"{args.output}: the average of {', '.join(map(str, folders))}")
-
-
-def report(text: str) -> None:
-    note(f"recnmt average: {text}")
-
-
-def refuse_inside(output: str, folder: Path, is_run: bool = False) -> None:
-    """Reject an output inside an averaged folder, or one that a later training run would treat as its checkpoint."""
-    place, averaged = Path(os.path.realpath(output)), folder.resolve()  # the output may be a loop of links
-    if not place.is_relative_to(averaged):
-        return
-    first = [*place.relative_to(averaged).parts, ""][0]
-    if not is_run or not first or re.fullmatch(r"checkpoint-\d+", first):
-        raise UserError(f"The output {output} is inside {folder}, which is averaged.", field=output)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from .arguments import MODEL_HELP, Parser, add_revision
 
 
@@ -51,8 +51,7 @@ def check(args: argparse.Namespace) -> None:
     args.format = args.to or next(by_name, None)
     if args.quantization != "float32" and args.format != "ctranslate2":
         raise UserError(
-            f"--quantization={short_repr(args.quantization)} is for CTranslate2 only. Use float32; ONNX graphs are "
-            "quantized with onnxruntime.quantization.quantize_dynamic.",
+            "--quantization is for CTranslate2; quantize ONNX graphs with onnxruntime.quantization.quantize_dynamic.",
             field="--quantization",
         )
 
@@ -76,11 +75,8 @@ def run(args: argparse.Namespace) -> None:
         print(marian_files.import_marian_file(args.model, args.vocabs, args.output, args.config))
     elif is_marian(args.model, settings):
         if args.to is not None:
-            raise UserError(
-                f"{args.model} is a MarianMT model, which is not a model of recnmt_hf. Import a MarianMT model with "
-                "`recnmt convert` (without --to), or export it with Optimum.",
-                field=args.model,
-            )
+            message = f"{args.model} is a MarianMT model; import it without --to, or export it with Optimum."
+            raise UserError(message, field=args.model)
         print(marian.import_marian(args.model, args.output, **settings))
     elif args.format is None:
         raise UserError(f"{args.model} requires --to.", field=args.model)

@@ -45,46 +45,45 @@ def run(args: argparse.Namespace) -> None:
     from ..metrics.significance import BOOTSTRAP, METHODS, RANDOMIZATION, SIGN, compare_systems
 
     args.tokenize = metrics.bleu_tokenizer(args.language) if args.tokenize is None else args.tokenize
-    metrics.bleu_metric(tokenize=args.tokenize)
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
     with optional_output(args.json, inputs) as out:
         texts = {path: list(read_lines(path)) for path in inputs}
-        check_lines(args.hypotheses[0], texts)
+        first, count = args.hypotheses[0], len(texts[args.hypotheses[0]])
+        for path, lines in texts.items():
+            if len(lines) != count or not lines:
+                raise UserError(f"{first} has {count} lines, but {path} has {len(lines)}.", field=first)
         references = [texts[path] for path in args.references]
         # Names of files may contain bytes that are not text.
         systems = {os.fsencode(path).decode(errors="backslashreplace"): texts[path] for path in args.hypotheses}
         source = None if args.source is None else texts[args.source]
         has_no_spaces = count_words(" ".join(source or ())) > 2 * sum(len(text.split()) for text in source or ())
-        print_examples(args.examples, source, systems, references)
-        report: dict[str, Any] = {"systems": {}, "comparisons": {}}
+        units = "characters" if args.rouge == "characters" or has_no_spaces else "words"
         name, kind = ("ROUGE-L F1", "rougeL") if args.rouge else ("BLEU", "bleu")
-        for shown, hypotheses in systems.items():
+        shown = examples(args.examples, source, systems, references)
+        report: dict[str, Any] = {"systems": {}, "comparisons": {}}
+        for system, hypotheses in systems.items():
             scores, bins = measure(args, source, hypotheses, references)
-            print(shown)
-            for score in scores:
-                print(f"  {score}")
-            for words, count, score in bins:
-                units = "characters" if args.rouge == "characters" or has_no_spaces else "words"
-                print(f"  {name} of sources with {words} {units}: {score.score:.2f} ({count} sentences)")
-            report["systems"][shown] = {"scores": [vars(score) for score in scores]}
+            shown += [system, *(f"  {score}" for score in scores)]
+            for words, size, score in bins:
+                shown.append(f"  {name} of sources with {words} {units}: {score.score:.2f} ({size} sentences)")
+            report["systems"][system] = {"scores": [vars(score) for score in scores]}
             if source is not None:
-                report["systems"][shown]["by_length"] = [
-                    {"words": words, "sentences": count, kind: score.score} for words, count, score in bins
-                ]
-        if len(systems) > 1:
-            options = {"metric": "rougeL", "units": args.rouge} if args.rouge else {"tokenize": args.tokenize}
-            tests = {"both": (BOOTSTRAP, RANDOMIZATION), "all": METHODS}
-            for method in tests.get(args.significance, [args.significance]):
-                results = compare_systems(systems, references, method, args.samples, **options)
-                samples = "" if method == SIGN else f", {args.samples} samples"
-                print(f"paired {method} test{samples}, against {args.hypotheses[0]}")
-                for result in results[1:]:
-                    counts = "" if method != SIGN else f" ({result.better} sentences better, {result.worse} worse)"
-                    difference = f"{result.score:.2f} ({result.difference:+.2f}), p = {result.p_value:.4f}{counts}"
-                    print(f"  {result.system}: {name} {difference}")
-                report["comparisons"][method] = [vars(result) for result in results]
+                rows = [{"words": words, "sentences": size, kind: score.score} for words, size, score in bins]
+                report["systems"][system]["by_length"] = rows
+        options = {"metric": "rougeL", "units": args.rouge} if args.rouge else {"tokenize": args.tokenize}
+        tests = {"both": (BOOTSTRAP, RANDOMIZATION), "all": METHODS}
+        for method in tests.get(args.significance, [args.significance]) if len(systems) > 1 else ():
+            results = compare_systems(systems, references, method, args.samples, **options)
+            samples = "" if method == SIGN else f", {args.samples} samples"
+            shown.append(f"paired {method} test{samples}, against {first}")
+            for result in results[1:]:
+                counts = "" if method != SIGN else f" ({result.better} sentences better, {result.worse} worse)"
+                difference = f"{result.score:.2f} ({result.difference:+.2f}), p = {result.p_value:.4f}{counts}"
+                shown.append(f"  {result.system}: {name} {difference}")
+            report["comparisons"][method] = [vars(result) for result in results]
         if out is not None:
             json.dump(report, out, indent=2, ensure_ascii=False)
+    print("\n".join(shown))
 
 
 def measure(
@@ -117,23 +116,15 @@ def measure(
     return scores, metrics.scores_by_length(source, hypotheses, references, args.length_edges, **by_length)
 
 
-def check_lines(first: str, texts: dict[str, list[str]]) -> None:
-    """Raise a [`UserError`] unless all files have the same number of lines, at least one."""
-    for path, lines in texts.items():
-        if len(lines) != len(texts[first]):
-            raise UserError(f"{first} has {len(texts[first])} lines, but {path} has {len(lines)}.", field=first)
-    if not texts[first]:
-        raise UserError(f"{first} is empty. Pass a file with at least one translation.", field=first)
-
-
-def print_examples(
+def examples(
     count: int, source: list[str] | None, systems: dict[str, list[str]], references: list[list[str]]
-) -> None:
-    """Print source, outputs and references of sentences spread over the test set."""
-    total = len(references[0])
+) -> list[str]:
+    """Return source, outputs and references of sentences spread over the test set, as lines."""
+    total, shown = len(references[0]), []
     for i in [total * k // count for k in range(min(count, total))]:
         rows = [("source", source[i])] if source is not None else []
         rows += [("output" if len(systems) == 1 else path, lines[i]) for path, lines in systems.items()]
         rows += [("reference", lines[i]) for lines in references]
         width = max(len(name) for name, _ in rows)
-        print("\n".join(f"{name:>{width}}  {text}" for name, text in rows), end="\n\n")
+        shown += [*(f"{name:>{width}}  {text}" for name, text in rows), ""]
+    return shown

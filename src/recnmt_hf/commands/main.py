@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from typing import Any
 
 from .. import __version__
@@ -72,41 +72,10 @@ MOVED = {
 POSITIONAL_OUTPUT = {"corpus", "export", "import-marian", "export-marian"}
 # Commands that need no model.
 MODEL_FREE_COMMANDS = {"evaluate", "tokenizer", "corpus", "env"}
-# Commands that end when the reader of a pipe does, unless they also write files.
-STREAMING_COMMANDS = {"translate", "score", "align"}
-FILE_OPTIONS = ("plot", "shortlist")
+# Commands that have work left when they print; all others may end when the reader of a pipe, such as `head`, does.
+UNFINISHED_COMMANDS = {"publish", "test", "train"}
 # Exit codes. argparse also exits with 2.
 SUCCESS, BUG, USER_ERROR = 0, 1, 2
-
-
-class ClosedOutput(io.TextIOBase):
-    """Replacement of a closed standard output. Writing to it is an error, because the results would be lost."""
-
-    def write(self, text: str) -> int:
-        raise UserError("Standard output is closed, so results would be lost.")
-
-
-class LastingOutput:
-    """Standard output that ignores text once its reader is gone, so that a command still writes its files."""
-
-    def __init__(self, stream: Any):
-        self.stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def write(self, text: str) -> int:
-        try:
-            self.stream.write(text)
-        except BrokenPipeError:
-            discard_output()
-        return len(text)
-
-    def flush(self) -> None:
-        try:
-            self.stream.flush()
-        except BrokenPipeError:
-            discard_output()
 
 
 class NoTerminal:
@@ -186,7 +155,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     chosen = next((word for word in argv if not word.startswith("-")), None)
-    prepare_streams()
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        print("recnmt: Standard output is closed, so results would be lost.", file=sys.stderr)
+        return USER_ERROR
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # File names may contain bytes that are not text.
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     typed = chosen
     if chosen in MOVED:
         place, (program, *words) = argv.index(chosen), MOVED[chosen].split()
@@ -218,15 +193,13 @@ def run_command(name: str, chosen: str | None, typed: str | None, argv: list[str
         args.check(args)
         if args.command not in MODEL_FREE_COMMANDS:
             register()
-        is_alone = args.command in STREAMING_COMMANDS and not any(getattr(args, name, None) for name in FILE_OPTIONS)
-        output: Any = sys.stdout if is_alone else LastingOutput(sys.stdout)
-        with redirect_stdout(output), quiet_notes() if args.quiet else nullcontext():
+        with quiet_notes() if args.quiet else nullcontext():
             args.run(args)
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe has closed it
-        discard_output()
     except Exception as error:
         discard_output()
+        if isinstance(error, BrokenPipeError) and chosen not in UNFINISHED_COMMANDS:
+            return SUCCESS
         if interrupts.received:
             return BUG  # `main` reports the interrupt
         if "--debug" in argv:
@@ -268,22 +241,6 @@ def explain_bug(error: Exception) -> str:
     place = f"{type(error).__name__} in {frame.f_code.co_filename}, line {line}"
     remedy = "Please report it with the output of `recnmt env` and of this command with --debug."
     return f"{shorten(masked_message(str(error)))} ({place}). This is a bug in recnmt_hf. {remedy}"
-
-
-def prepare_streams() -> None:
-    """Write UTF-8 to standard output, and reserve the descriptors of closed streams, so that no file takes them."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
-    if sys.stdout is None:
-        sys.stdout = ClosedOutput()
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if hasattr(sys.stdout, "reconfigure"):
-        # File names may contain bytes that are not text.
-        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def discard_output() -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from .arguments import Parser, add_recipe_arguments, whole
 
 
@@ -23,14 +23,9 @@ def add_arguments(parser: Parser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", args.part)
-    part = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= part[0] <= part[1]:
-        raise UserError(
-            f"--part={short_repr(args.part)} is not a part. Write the number of the part and the number of parts, "
-            "e.g. 3/64.",
-            field="--part",
-        )
-    args.part = part
+    args.part = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= args.part[0] <= args.part[1]:
+        raise UserError("--part must be the number of a part and the number of parts, e.g. 3/64.", field="--part")
 
 
 def run(args: argparse.Namespace) -> None:

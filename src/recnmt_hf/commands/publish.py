@@ -1,21 +1,11 @@
 """`recnmt publish`: upload a trained model, or a page to try models, to the Hub."""
 
 import argparse
-import re
 import tempfile
 from pathlib import Path
 
 from ..errors import UserError
 from .arguments import Parser, add_card_arguments, card_options, read_options
-
-
-# Options of an upload, which a card alone does not have.
-OF_AN_UPLOAD = ("output", "dry_run", "private", "branch", "pull_request", "message", "tag", "collection")
-# Kind of what is published -> options without effect: a Space has neither a model's card nor its weights.
-EXCLUDED = {
-    "space": ("card_only", "sentence", "notes", "template", "shard_size", "name"),
-    "card_only": ("shard_size", *OF_AN_UPLOAD),
-}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -42,11 +32,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    for kind, names in EXCLUDED.items():
-        for name in names:
-            if getattr(args, kind) and getattr(args, name) not in (None, False):
-                field, other = (f"--{option.replace('_', '-')}" for option in (kind, name))
-                raise UserError(f"{field} and {other} cannot be combined.", field=field)
     args.model += [] if args.name is None else [args.name]
     if not args.space and len(args.model) != 2 and not (args.card_only and len(args.model) == 1):
         raise UserError(
@@ -56,17 +41,8 @@ def check(args: argparse.Namespace) -> None:
         )
     args.kind = "space" if args.space else "model"
     args.name = args.space or next(iter(args.model[1:]), None)
-    if args.card_only:
-        return
     if args.dry_run and not args.output:
         raise UserError("--dry-run requires --output.", field="--dry-run")
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", args.name):
-        raise UserError(
-            f"{args.name} is not a valid repository name. Write user/name with letters, digits, -, _ and .",
-            field=args.name,
-        )
-    if args.shard_size is not None and not re.fullmatch(r"\d+([KMG]i?B)?", args.shard_size):
-        raise UserError(f"{args.shard_size} is not a size such as 5GB or 500MB.", field="--shard-size")
     if args.pull_request and args.tag:
         raise UserError("--tag and --pull-request cannot be combined.", field="--tag")
 

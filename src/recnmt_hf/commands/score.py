@@ -46,9 +46,7 @@ def read_translated(path: str) -> list[tuple[str, list[Any]]]:
         place = f"{path}, line {number}"
         try:
             record = json.loads(line)
-            source, tokens, parts = record["source"], record["tokens"], record.get("parts", 1)
-            if not isinstance(source, str) or not isinstance(tokens, list):
-                raise TypeError("source must be text and tokens a list")
+            source, tokens, parts = str(record["source"]), list(record["tokens"]), record.get("parts", 1)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{place} is not an object with source and tokens ({error}).", field=place) from error
         if parts != 1:
@@ -69,11 +67,6 @@ def run(args: argparse.Namespace) -> None:
     from ..data.files import open_output
 
     pairs: list[Any] = arguments.read_pairs(args) if args.jsonl is None else read_translated(args.jsonl)
-    if not pairs:
-        raise UserError(
-            f"{args.jsonl or args.source} is empty. Pass a file with at least one record.",
-            field=args.jsonl or args.source,
-        )
     inputs = [path for path in (args.source, args.target, args.source_trees, args.jsonl) if path is not None]
     with open_output(arguments.stream(args.output), inputs) as out:
         write_scores(args, pairs, out)

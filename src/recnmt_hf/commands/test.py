@@ -5,19 +5,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .._values import LANGUAGE
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from ..inference.options import TEXT_OPTIONS, DecodingOptions
 from ..models.user_errors import masked
 from . import arguments
 from .translate import DECODING
 
-
-if TYPE_CHECKING:
-    from ..inference.translator import Translator
-    from ..training.evidence import Evidence
 
 # Options that have no effect on the best translation of a sentence.
 EXCLUDED = ("num_hypotheses", "alignments", "alignment_layer", *TEXT_OPTIONS)
@@ -48,48 +43,22 @@ def add_arguments(parser: arguments.Parser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    for words in args.set:
-        if len(words) < 3:
-            raise UserError(
-                f"--set {short_repr(' '.join(words))} is incomplete. Pass a name, a file of sources and at least one "
-                "file of references.",
-                field="--set",
-            )
-    arguments.refuse_duplicates([name for name, *_ in args.set], "--set")
-    arguments.refuse_duplicates([name for name, _ in args.source_trees], "--source-trees")
+    if any(len(words) < 3 for words in args.set):
+        raise UserError("--set requires a name, sources and at least one file of references.", field="--set")
     names = [name for name, *_ in args.set]
-    for name, _ in args.source_trees:
-        if name not in names:
-            raise UserError(f"{name} is none of {', '.join(names)}.", field="--source-trees")
+    arguments.refuse_duplicates(names, "--set")
+    arguments.refuse_duplicates([name for name, _ in args.source_trees], "--source-trees")
+    if unknown := {name for name, _ in args.source_trees}.difference(names):
+        raise UserError(f"--source-trees: {', '.join(unknown)} is none of {', '.join(names)}.", field="--source-trees")
     args.generate = arguments.read_settings(args.generate, "--generate")
     args.options = arguments.read_options(DecodingOptions, args, (*OPTIONS, "generate"))
-    for name in ("source_lang", "target_lang"):
-        code = getattr(args, name)
-        if code is not None and not LANGUAGE.fullmatch(code):
-            raise UserError(
-                f"--{name.replace('_', '-')}={short_repr(code)} is not a language code. Use letters, digits, _ and -, "
-                "such as en, de or zh-CN.",
-                field=f"--{name.replace('_', '-')}",
-            )
-
-
-def complete(evidence: Evidence, translator: Translator, args: argparse.Namespace, example: str) -> None:
-    """Add evidence that is missing in a model that `recnmt train` did not train."""
-    from ..training.evidence import about_model
-
-    if not evidence.model and hasattr(translator.model, "num_parameters"):
-        evidence.model = about_model(translator.model.config, translator.model.num_parameters())
-    if not evidence.languages and args.source_lang and args.target_lang:
-        evidence.languages = [args.source_lang, args.target_lang]
-    if not evidence.example:
-        evidence.example = example
 
 
 def run(args: argparse.Namespace) -> None:
     from ..data.corpora import load_test_set
     from ..hub.checked_copy import model_folder
     from ..metrics.bleu import bleu_tokenizer
-    from ..training.evidence import Evidence, without_private
+    from ..training.evidence import Evidence, about_model, without_private
     from ..training.metrics import TextScorer
     from ..training.recipe import name_of_test
     from ..training.testing import add_score, compare_with_baseline, test_model
@@ -130,7 +99,12 @@ def run(args: argparse.Namespace) -> None:
             compare_with_baseline(score, translations, references, baseline, without_private(args.baseline), scorer)
             baseline_scores = ", ".join(f"{value:.2f}" for value in score.baseline_scores.values())
             summary += f"; {args.baseline} {baseline_scores}, p = {score.p_value:.4f} ({score.test})"
-        print(summary)
         with Evidence.changing(folder) as evidence:
-            complete(evidence, translator, args, str(next(iter(sets.values()))[0][0]))
+            # A model that `recnmt train` did not train lacks these.
+            if not evidence.model and hasattr(translator.model, "num_parameters"):
+                evidence.model = about_model(translator.model.config, translator.model.num_parameters())
+            if not evidence.languages and args.source_lang and args.target_lang:
+                evidence.languages = [args.source_lang, args.target_lang]
+            evidence.example = evidence.example or str(next(iter(sets.values()))[0][0])
             add_score(evidence, folder, score, translations)
+        print(summary, flush=True)
