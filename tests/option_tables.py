@@ -2,7 +2,7 @@
 
 from dataclasses import MISSING
 
-from recnmt_hf._values import default_text, options_of
+from recnmt_hf.options import default_text, options_of
 
 
 def option_table(kind, names=None):

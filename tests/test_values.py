@@ -8,8 +8,8 @@ from option_tables import option_table
 from transformers import HfArgumentParser
 from user_errors import rejects
 
-from recnmt_hf._values import Range, check_options, documented, option, options_of, parse
 from recnmt_hf.errors import short_repr
+from recnmt_hf.options import Range, check_options, documented, option, options_of, parse
 
 
 @documented
@@ -32,42 +32,33 @@ class CheckedCake(Cake):
 
 
 @pytest.mark.parametrize(
-    ("values", "allowed", "remedy"),
+    ("values", "allowed"),
     [
-        ({"layers": 0}, "an integer from 1 to 9", "Correct it, or leave it out (the default is 3)"),
-        (
-            {"layers": "3"},
-            "an integer from 1 to 9",
-            "Write it without quotes, or leave it out (the default is 3)",
-        ),
-        (
-            {"sugar": 1.0},
-            "a number from 0 to below 1 or null",
-            "Correct it, or leave it out (the default is null)",
-        ),
-        ({"icing": "lemons"}, "one of lemon, none", "Write lemon, or leave it out (the default is 'lemon')"),
-        ({"size": "big"}, "one of small, large", "Correct it, or leave it out (the default is 'small')"),
-        ({"candles": 1}, "true or false", "Correct it, or leave it out (the default is False)"),
-        ({"guests": "all"}, "a list", "Correct it"),
+        ({"layers": 0}, "an integer from 1 to 9"),
+        ({"layers": "3"}, "an integer from 1 to 9"),
+        ({"layers": True}, "an integer from 1 to 9"),
+        ({"sugar": 1.0}, "a number from 0 to below 1 or null"),
+        ({"sugar": float("nan")}, "a number from 0 to below 1 or null"),
+        ({"icing": "lemons"}, "one of lemon, none"),
+        ({"size": "big"}, "one of small, large"),
+        ({"candles": 1}, "true or false"),
+        ({"guests": "all"}, "a list"),
+        ({"guests": ["a\0b"]}, "a list"),
+        ({"guests": ["\ud800"]}, "a list"),
     ],
 )
-def test_wrong_values_are_rejected(values, allowed, remedy):
+def test_wrong_values_are_rejected(values, allowed):
     ((name, value),) = values.items()
-    with rejects(f"={short_repr(value)} ", allowed, remedy, field=f"cake.{name}"):
+    with rejects(f"={short_repr(value)} ", allowed, field=f"cake.{name}"):
         check_options(Cake(**values), "cake.")
 
 
 @pytest.mark.parametrize(
-    ("content", "code", "field"),
-    [
-        ({"layer": 3}, "There is no field", "cake.layer"),
-        ({"size": ""}, "is empty", "cake.size"),
-        ([3], "must be a mapping of names to values,", "cake"),
-        ({"layers": 10}, "is not allowed; it must be", "cake.layers"),
-    ],
+    ("content", "field"),
+    [({"layer": 3}, "cake.layer"), ({"size": ""}, "cake.size"), ([3], "cake"), ({"layers": 10}, "cake.layers")],
 )
-def test_wrong_mappings_are_rejected(content, code, field):
-    with rejects(code, field=field):
+def test_wrong_mappings_are_rejected(content, field):
+    with rejects(field=field):
         parse(CheckedCake, content, "cake")
 
 

@@ -29,12 +29,12 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
 from named_models import MODEL_HELP, build_model, parse_model
 
 import recnmt_hf  # noqa: F401  (registers the models)
-from recnmt_hf._values import Range
 from recnmt_hf.commands.arguments import SEED, numeric, whole
 from recnmt_hf.errors import UserError, short_repr
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference import pack_weights
 from recnmt_hf.inference.devices import keep_freed_memory, resolve_device
+from recnmt_hf.options import Range
 
 
 Batch = dict[str, torch.Tensor]

@@ -17,10 +17,10 @@ import transformers
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recnmt_hf._values import MOST_BEAMS
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.errors import UserError
 from recnmt_hf.models import kernels_shared
+from recnmt_hf.options import MOST_BEAMS
 
 
 aten = torch.ops.aten

@@ -31,7 +31,6 @@ from compare import Batch, training_step
 from measuring import run_script, time_in_turns
 from transformers import AutoModelForSeq2SeqLM
 
-from recnmt_hf._values import MOST_BEAMS, MOST_TOKENS
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.data.files import open_output
 from recnmt_hf.data.text import read_parallel
@@ -41,6 +40,7 @@ from recnmt_hf.inference.batching import batches_by_tokens, pad_rows
 from recnmt_hf.inference.devices import keep_freed_memory
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.translator import Translator
+from recnmt_hf.options import MOST_BEAMS, MOST_TOKENS
 from recnmt_hf.training.building import ModelSection, stage_configs
 from recnmt_hf.training.evidence import EVIDENCE, Evidence, hardware, versions
 

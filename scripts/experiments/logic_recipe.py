@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from logic import MAX_OPERATORS, RELATIONS
 
 from recnmt_hf import ONLSTMTransformerConfig
-from recnmt_hf._values import DEFAULT, MOST_SEED, Range, check_options, given_fields, mapping, option, parse
 from recnmt_hf.errors import UserError
+from recnmt_hf.options import DEFAULT, MOST_SEED, Range, check_options, given_fields, mapping, option, parse
 from recnmt_hf.training.recipe import NAME_OF_A_TEST_SET
 from recnmt_hf.training.recipe_yaml import content_of, dump_yaml
 

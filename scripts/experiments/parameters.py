@@ -17,10 +17,10 @@ import torch
 from named_models import MODEL_HELP, build_model, parse_model
 from sweep import read_rows, with_size
 
-from recnmt_hf._values import DEFAULT, mapping
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.errors import UserError
 from recnmt_hf.families import paper_table_of
+from recnmt_hf.options import DEFAULT, mapping
 from recnmt_hf.training.recipe_yaml import apply_overrides
 
 

@@ -26,13 +26,13 @@ from torch import nn
 
 from recnmt_hf import Translator
 from recnmt_hf._plain_text import control_ids
-from recnmt_hf._values import Range, option
 from recnmt_hf.commands import arguments
 from recnmt_hf.data.files import open_output, reject_model_folder
 from recnmt_hf.data.text import read_lines, tsv
 from recnmt_hf.errors import UserError
 from recnmt_hf.inference.model_settings import end_ids
 from recnmt_hf.models.recurrent_layers import masked_mean
+from recnmt_hf.options import Range, option
 from recnmt_hf.training.processes import logger
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from recnmt_hf import Translator
-from recnmt_hf._values import MOST_SEED, Range, option
 from recnmt_hf.inference.batching import batches_by_tokens
 from recnmt_hf.models.recurrent_layers import masked_mean
 from recnmt_hf.models.seq2seq_outputs import Memory
 from recnmt_hf.models.sequence_pairs import last_states
+from recnmt_hf.options import MOST_SEED, Range, option
 
 
 @dataclass

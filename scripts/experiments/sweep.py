@@ -24,7 +24,6 @@ import numpy as np
 from transformers import AutoConfig
 
 from recnmt_hf import Recipe
-from recnmt_hf._values import MOST_SEED, check_value
 from recnmt_hf.analysis import look, plots
 from recnmt_hf.analysis.plots import QUANTITIES, check_picture
 from recnmt_hf.commands.arguments import PICTURE_HELP, Parser, add_recipe_arguments, whole
@@ -34,6 +33,7 @@ from recnmt_hf.data.text import read_lines, tsv, write_results
 from recnmt_hf.errors import MissingFileError, UserError
 from recnmt_hf.families import paper_table_of
 from recnmt_hf.models.user_errors import masked
+from recnmt_hf.options import MOST_SEED, check_value
 from recnmt_hf.training.checkpoints import newest_checkpoint, newest_intact_checkpoint, state_of
 from recnmt_hf.training.checks import build_on_meta, model_on_meta
 from recnmt_hf.training.evidence import Evidence, differences, without_private

@@ -8,8 +8,8 @@ from typing import Any
 
 import langcodes
 
-from ._values import LANGUAGE
 from .errors import UserError, short_repr
+from .options import LANGUAGE
 
 
 @lru_cache(1024)

@@ -14,7 +14,6 @@ from ensembles import ensemble_of
 from user_errors import rejects
 
 import recnmt_hf
-from recnmt_hf._values import options_of
 from recnmt_hf.data.records import Tokens
 from recnmt_hf.errors import MissingFileError
 from recnmt_hf.inference import DecodingOptions, Translator, length_penalty
@@ -25,6 +24,7 @@ from recnmt_hf.inference.backends.torch_model import can_drop_finished
 from recnmt_hf.inference.batching import batches_by_tokens, pad_rows
 from recnmt_hf.inference.codec import Request
 from recnmt_hf.inference.results import Row
+from recnmt_hf.options import options_of
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from user_errors import rejects
 
-from recnmt_hf._values import members, options_of
 from recnmt_hf.commands.main import main
 from recnmt_hf.errors import MissingFileError
 from recnmt_hf.inference.options import DecodingOptions
+from recnmt_hf.options import members, options_of
 from recnmt_hf.training import output_folder, recipe_yaml, sections
 from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.building import ModelSection

@@ -4,9 +4,9 @@ import pytest
 import yaml
 from user_errors import rejects
 
-from recnmt_hf._values import options_of
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.inference.options import DecodingOptions
+from recnmt_hf.options import options_of
 from recnmt_hf.training.arguments import training_options
 from recnmt_hf.training.plan import Plan
 from recnmt_hf.training.recipe import NO_EFFECT, Recipe, RunSection

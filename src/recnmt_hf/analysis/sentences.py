@@ -8,11 +8,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .._plain_text import is_blank
-from .._values import check_value
 from ..data.records import Tokens
 from ..errors import UserError, short_repr
 from ..inference.backends.torch_model import eval_mode, shift_right
 from ..inference.translator import Translator
+from ..options import check_value
 
 
 # Of a recurrence, in this order.

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
-from .._values import MOST_SEED, Range, describe, is_allowed, members, options_of
 from ..errors import UserError, short_repr
+from ..options import MOST_SEED, Range, describe, is_allowed, members, options_of
 
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 import argparse
 
-from .._values import options_of
 from ..demo.limits import Limits
+from ..options import options_of
 from . import arguments
 
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 from torch.utils.data import Sampler
 
-from .._values import Range, check_value
 from ..errors import UserError, short_repr
+from ..options import Range, check_value
 
 
 class TokenBatchSampler(Sampler[list[int]]):

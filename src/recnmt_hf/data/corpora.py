@@ -15,9 +15,9 @@ from datasets import load_dataset
 from transformers import PreTrainedTokenizerBase
 
 from .._languages import check_codes, key_of_language, main_language
-from .._values import Range, check_options, documented, kind_of, option, parse
 from ..errors import UserError, short_repr
 from ..models.user_errors import masked, remember_secrets
+from ..options import Range, check_options, documented, kind_of, option, parse
 from .alignments import ALIGNMENT_UNITS, attach_links
 from .files import digest_of_file
 from .generated import generate_corpus, generate_split

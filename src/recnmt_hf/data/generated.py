@@ -13,8 +13,8 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from .._values import Range, check_value
 from ..errors import UserError, short_repr
+from ..options import Range, check_value
 from . import generated_lexicon as lexicon
 from .generated_lexicon import Determiner, Noun, Verb
 

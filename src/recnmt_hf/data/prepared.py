@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .._plain_text import control_ids, encode_plain, ids_of_texts
-from .._values import Range, check_value
 from ..errors import UserError
+from ..options import Range, check_value
 from .alignments import links_of_batch
 from .corpora import Corpora, Corpus, no_pairs_error, parse_corpora
 from .files import partial_folder

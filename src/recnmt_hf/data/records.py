@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._values import is_allowed
 from ..errors import UserError, short_repr
+from ..options import is_allowed
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from .._values import Range, check_options, option
 from ..errors import UserError
+from ..options import Range, check_options, option
 from .corpora import Corpus
 from .deduplication import KEYS_OF_DUPLICATES
 from .prepared import row_of_pair

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset, Sampler
 
-from .._values import Range, check_value
 from ..errors import MissingFileError, UserError, short_repr
+from ..options import Range, check_value
 from .batching import BatchLimits, TokenBatchSampler, combined
 from .files import digest_of_file
 from .shard_files import FORMAT, MANIFEST, SHARDS, ShardRecord, open_table, path_of, read_signed

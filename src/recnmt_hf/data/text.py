@@ -19,9 +19,9 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
 from .._languages import key_of_language
 from .._plain_text import is_blank
-from .._values import check_value
 from ..errors import MissingFileError, UserError
 from ..models.user_errors import masked, remember_secrets
+from ..options import check_value
 from .files import open_output
 from .records import ParsedSentence
 

@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .._loading_errors import explained_loading
-from .._values import Range, check_value
 from ..errors import UserError, short_repr
+from ..options import Range, check_value
 from .tags import add_tags, check_tags
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from .._values import MOST_BEAMS, Range, check_options, documented, option
+from ..options import MOST_BEAMS, Range, check_options, documented, option
 
 
 @documented

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from .._languages import check_codes
 from .._loading_errors import shorten
-from .._values import (
+from ..errors import UserError
+from ..options import (
     LEAST_LENGTH_PENALTY,
     MOST_BEAMS,
     MOST_LENGTH_PENALTY,
@@ -22,7 +23,6 @@ from .._values import (
     documented,
     option,
 )
-from ..errors import UserError
 
 
 # Arguments of `generate` that the translator sets, with the option for those that an option controls.

@@ -9,11 +9,11 @@ from transformers import AutoModelForSeq2SeqLM, Pipeline, PreTrainedModel, PreTr
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .._loading_errors import folder_of_model
-from .._values import options_of
 from ..data.records import ParsedSentence
 from ..data.tokenizer_pair import load_target_tokenizer
 from ..data.tree_inputs import Relations, tree_options
 from ..errors import UserError
+from ..options import options_of
 from .languages import TASK_NAME
 from .loading import silence_loading_report
 from .model_checks import check_loading

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .._values import check_value
 from ..errors import UserError
 from ..models.kernels_cpu_matmuls import has_onednn
 from ..models.kernels_shared import allowed, is_plain
 from ..models.recurrent_layers import MaskedRNN, RecurrentLayer
+from ..options import check_value
 
 
 def check_quantization(kind: str, device: str | torch.device | None, dtype: torch.dtype | str | None) -> None:

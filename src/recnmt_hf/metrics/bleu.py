@@ -18,8 +18,8 @@ from sacrebleu.metrics.base import Metric as SacreMetric
 from .._extras import packages_of_extra
 from .._languages import main_language
 from .._plain_text import count_words
-from .._values import check_value
 from ..errors import UserError, short_repr
+from ..options import check_value
 
 
 # Languages without spaces between words, and Korean with its long words, by sacrebleu's tokenizer.

@@ -13,7 +13,7 @@ from sacrebleu.metrics.base import Metric as SacreMetric
 from sacrebleu.metrics.base import Score, Signature
 
 from .._extras import packages_of_extra
-from .._values import check_value
+from ..options import check_value
 from .bleu import MetricScore, References, TextMetric, score_with, sets_of
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
 
-from .._values import MOST_SEED, Range, check_value
 from ..errors import UserError, short_repr
+from ..options import MOST_SEED, Range, check_value
 from .bleu import bleu_metric, reference_sets
 from .rouge import ROUGE_TYPES, RougeF1
 

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import torch
 from transformers import Seq2SeqTrainingArguments
 
-from .._values import MOST_SEED, Option, Range, option, options_of
 from ..errors import UserError
 from ..metrics.rouge import ROUGE_UNITS
+from ..options import MOST_SEED, Option, Range, option, options_of
 from .metrics import BLEU_TOKENIZERS, TEXT_METRICS, TextScorer, higher_is_better
 
 

@@ -19,13 +19,13 @@ from transformers import (
 )
 
 from .._loading_errors import folder_of_model
-from .._values import Range, check_content, check_options, check_value, documented, given_fields, option
 from ..data.tokenizer_checks import number_of_symbols, stamp_tokenizers
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError, short_repr
 from ..families import MODEL_TYPES
 from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.seq2seq_base import Seq2SeqConditionalGeneration
+from ..options import Range, check_content, check_options, check_value, documented, given_fields, option
 
 
 ModelOrArchitecture = TypeVar("ModelOrArchitecture", "ModelSection", "Architecture")

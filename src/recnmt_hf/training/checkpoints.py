@@ -20,11 +20,11 @@ from safetensors.torch import save_file
 from .._bounded_reading import read_small_text
 from .._loading_errors import remove_remedy
 from .._plain_card import CARD, write_plain_card
-from .._values import Range, check_value
 from ..data.files import digest_of_file
 from ..errors import ExistingFileError, MissingFileError, UserError, short_repr
 from ..families import MODEL_TYPES
 from ..inference.model_settings import EVIDENCE
+from ..options import Range, check_value
 from .metrics import higher_is_better
 
 

@@ -21,12 +21,12 @@ from transformers import PreTrainedConfig
 from .. import __version__
 from .._bounded_reading import read_small_text
 from .._loading_errors import folder_of_model, remove_remedy
-from .._values import check_options, check_value, members
 from ..data.files import locked_file, open_output
 from ..errors import UserError
 from ..inference.model_settings import EVIDENCE
 from ..inference.options import DecodingOptions
 from ..models.user_errors import masked
+from ..options import check_options, check_value, members
 from .checkpoints import TRANSLATIONS
 from .recipe import TRAINING_DEFAULTS, Recipe
 

@@ -16,7 +16,6 @@ import torch
 
 from .._loading_errors import looks_local
 from .._plain_text import is_blank
-from .._values import stated
 from ..data.corpora import load_test_set
 from ..data.files import open_output
 from ..data.sharded import ShardedDataset
@@ -25,6 +24,7 @@ from ..errors import UserError
 from ..inference.loading import load_model
 from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
+from ..options import stated
 from .callbacks import Stopwatch
 from .checkpoints import average_checkpoints, checkpoints_in, choose_checkpoints, state_of, steps_of
 from .evidence import TRANSLATIONS, Evidence, about_model, average_of, curve_of, differences, hardware, versions

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import torch
 from torch import nn
 
-from .._values import Range, check_options, check_value, documented, option
 from ..errors import UserError
 from ..models.seq2seq_loss import divisor
+from ..options import Range, check_options, check_value, documented, option
 from .arguments import TranslationTrainingArguments
 
 

@@ -8,13 +8,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from .._values import stated
 from ..data.corpora import Corpus
 from ..data.files import open_output
 from ..data.shard_blocks import ShardSettings
 from ..data.sharded import Mixture
 from ..inference.options import DecodingOptions
 from ..metrics.bleu import bleu_tokenizer
+from ..options import stated
 from .arguments import TranslationTrainingArguments, make_arguments
 from .building import Architecture, build_config, with_fields_of
 from .guided_alignment import GuidedAlignment

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from .._values import DEFAULT, check_value, given_fields, mapping, parse, stated
 from ..data.corpora import Corpus, parse_corpora
 from ..data.files import open_output
 from ..errors import UserError, short_repr
 from ..inference.options import TEXT_OPTIONS, DecodingOptions
 from ..metrics.bleu import bleu_tokenizer
+from ..options import DEFAULT, check_value, given_fields, mapping, parse, stated
 from .building import ModelSection
 from .guided_alignment import GuidedAlignment
 from .metrics import VALIDATION_METRICS, higher_is_better

@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from .._values import DEFAULT, kind_of
 from ..data.text import read_lines
 from ..errors import UserError, short_repr
 from ..models.user_errors import masked
+from ..options import DEFAULT, kind_of
 
 
 # Depth at which `null` resets a value: section.field.

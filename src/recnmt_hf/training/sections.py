@@ -11,7 +11,14 @@ from typing import Annotated, Any
 import torch
 
 from .._loading_errors import folder_of_model
-from .._values import (
+from ..data.corpora import Corpus, parse_corpora
+from ..data.deduplication import KEYS_OF_DUPLICATES
+from ..data.shard_blocks import ShardSettings
+from ..data.tags import check_tags
+from ..data.text import ON_EMPTY, ON_LONG
+from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES
+from ..errors import UserError, short_repr
+from ..options import (
     LANGUAGE,
     Range,
     check_options,
@@ -23,13 +30,6 @@ from .._values import (
     remember_given,
     stated,
 )
-from ..data.corpora import Corpus, parse_corpora
-from ..data.deduplication import KEYS_OF_DUPLICATES
-from ..data.shard_blocks import ShardSettings
-from ..data.tags import check_tags
-from ..data.text import ON_EMPTY, ON_LONG
-from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES
-from ..errors import UserError, short_repr
 from .arguments import training_options
 from .building import MOST_SYMBOLS, MOST_WIDTH
 from .metrics import TextScorer
