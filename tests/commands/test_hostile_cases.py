@@ -103,7 +103,7 @@ VALID = {
     "env": "",
 }
 # Files that are written, and the port, which `recnmt demo` opens.
-OUTPUTS = {"output", "json", "plot", "trace", ("align", "shortlist")}
+OUTPUTS = {"output", "json", "plot", "trace"}
 
 
 def options():
@@ -186,7 +186,7 @@ def test_options_look_alike():
             assert metavar == "LANG", (command, action)
         if "--beams" in action.option_strings:
             assert {"--beam-size", "--num-beams"} <= set(action.option_strings)
-        if action.dest in ("input", "source", "references", "gold", "links", "json", "jsonl", "plot", "shortlist"):
+        if action.dest in ("input", "source", "references", "gold", "links", "json", "jsonl", "plot"):
             assert metavar == "FILE", (command, action)
     for command in ("translate", "score", "align", "inspect", "demo", "test", "convert"):
         assert "--revision" in flags[command]

@@ -19,7 +19,6 @@ OUTPUTS = {
     ("score", "output"): "model -s one.en -t one.de --output OUTPUT",
     ("evaluate", "json"): "one.de -r one.de --json OUTPUT",
     ("align", "output"): "model -s one.en -t one.de --output OUTPUT",
-    ("align", "shortlist"): "model -s one.en -t one.de --shortlist OUTPUT",
     ("align", "plot"): "model --text A B --plot OUTPUT",
     ("average", "output"): "run --count 3 --output OUTPUT",
     ("tokenizer", "output"): "one.en --output OUTPUT",

@@ -1,6 +1,5 @@
 """`recnmt translate` with several processes: the output of one process, in order, continued after an interruption."""
 
-import dataclasses
 import json
 import os
 import re
@@ -168,15 +167,6 @@ os._exit(0)
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("run", [main, main_of_two])
-def test_the_shortlist_is_not_overwritten(tiny_folder, texts, capsys, run):
-    path = texts.parent / "list.txt"
-    path.write_text("a a 0.5\n")
-    command = ["translate", str(tiny_folder), "-i", str(texts), "--shortlist", str(path), "-o", str(path), *OPTIONS]
-    assert run(command) == 2
-    assert "is also an input and would be" in capsys.readouterr().err and path.read_text() == "a a 0.5\n"
-
-
 def test_too_many_prefixes_and_pipes_are_rejected(tiny_folder, texts, monkeypatch, capsys):
     monkeypatch.setattr(translation_parts, "PART", 5)
     prefixes = texts.parent / "prefixes.de"
@@ -224,18 +214,6 @@ def test_devices_of_several_processes(tiny_folder, texts, monkeypatch, quantizat
         with pytest.raises(InterruptedError):
             translation_parts.translate_own_parts(args, texts.parent, rank, 3)
     assert devices == ([None] * 3 if quantization else ["cuda:0", "cuda:1", "cuda:0"])
-
-
-def test_another_shortlist_is_another_command(tiny_folder, texts, tmp_path):
-    arguments = parse(
-        build_parser("translate"), ["translate", str(tiny_folder), "-i", str(texts), "-o", "o", "--shortlist", "list"]
-    )
-    arguments.options = dataclasses.replace(DecodingOptions(), shortlist=str(tmp_path / "list"))
-    plans = set()
-    for text in ("a b 0.5", "a c 0.5"):
-        (tmp_path / "list").write_text(text)
-        plans.add(translation_parts.plan_of(arguments))
-    assert len(plans) == 2
 
 
 def test_parts_have_the_numbers_and_random_draws_of_the_whole(tiny_folder, texts, monkeypatch, capsys):

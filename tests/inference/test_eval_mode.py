@@ -1,7 +1,6 @@
 """Inference disables dropout and then restores the mode of each module."""
 
 import dataclasses
-import os
 import threading
 
 import numpy as np
@@ -24,7 +23,7 @@ from recnmt_hf.inference.backends.torch_model import eval_mode
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.pipeline import TranslationPipeline
 from recnmt_hf.inference.translation_warnings import TranslationWarnings
-from recnmt_hf.inference.word_alignment import align_pairs, write_shortlist
+from recnmt_hf.inference.word_alignment import align_pairs
 
 
 SOURCES = ["The dog sees the cat.", "We sleep."]
@@ -72,7 +71,6 @@ ENTRIES = {
         lambda t: TranslationPipeline(t.model, t.tokenizer, device="cpu")(SOURCES, **SHORT),
     ),
     "word_alignment.align_pairs": ("nmt_transformer", lambda t: list(align_pairs(t, SOURCES, TARGETS))),
-    "word_alignment.write_shortlist": ("nmt_transformer", lambda t: write_shortlist(os.devnull, t, SOURCES, TARGETS)),
     "global_state.global_state": ("gret", lambda t: global_state(t, *PAIRS[0])),
     "sentences.run_encoder": ("gret", lambda t: run_encoder(t, SOURCES[0])[0].last_hidden_state),
     "sentences.run_pair": ("gret", lambda t: run_pair(t, *PAIRS[0])[0].logits),

@@ -6,7 +6,6 @@ import argparse
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from ..inference.word_alignment import WordAlignment
     from ..metrics.alignment import GoldAlignment, Links
 
-SHORTLIST_HELP = "file to which likely translations of each token are written, for `recnmt translate --shortlist`"
 HEAD_HELP = "attention head, counted from 0 (default: the head trained to align words, else the mean of all heads)"
 
 
@@ -37,7 +35,6 @@ def add_arguments(parser: arguments.Parser) -> None:
     arguments.add_options(parser, DecodingOptions, ["alignment_layer"])
     parser.group("alignment")("--head", type=arguments.whole(0), help=HEAD_HELP)
     add("--plot", help=f"{arguments.PICTURE_HELP} for a plot of the attention of one pair")
-    add("--shortlist", metavar="FILE", help=SHORTLIST_HELP)
     add("--pair", type=arguments.whole(1), default=1, help="pair to plot, counted from 1")
     arguments.add_options(parser, DecodingOptions, ["max_tokens", *arguments.LANGUAGES])
     arguments.add_device_arguments(parser)
@@ -46,7 +43,7 @@ def add_arguments(parser: arguments.Parser) -> None:
 def check(args: argparse.Namespace) -> None:
     if (args.links is None) == (args.model is None) or (args.links is not None and args.gold is None):
         raise UserError("Pass a model with --source and --target or --text, or --links with --gold.")
-    for name in ("source", "target", "text", "plot", "output", "shortlist", "source_trees"):
+    for name in ("source", "target", "text", "plot", "output", "source_trees"):
         if args.links is not None and getattr(args, name) is not None:
             raise UserError(f"--{name.replace('_', '-')} and --links cannot be combined.")
     if args.source_trees is not None and args.source is None:
@@ -61,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     from ..analysis.plots import check_picture, plot_alignment
     from ..data.files import open_output, refuse_inputs
     from ..data.text import SentencePair, read_lines
-    from ..inference.word_alignment import align_pairs, write_shortlist
+    from ..inference.word_alignment import align_pairs
     from ..metrics.alignment import alignment_error_rate, format_links, parse_links
 
     def read_links(path: str) -> list[GoldAlignment]:
@@ -78,15 +75,12 @@ def run(args: argparse.Namespace) -> None:
     if args.pair > len(pairs):
         raise UserError(f"--pair must be at most {len(pairs)}, got {args.pair}.", field="--pair")
     inputs = [path for path in (args.source, args.target, args.gold, args.source_trees) if path is not None]
+    outputs = [] if args.output is None else [os.path.realpath(args.output)]
     if args.plot is not None:
         check_picture(args.plot)
-    outputs = [] if args.output is None else [os.path.realpath(args.output)]
-    for flag, path in (("--plot", args.plot), ("--shortlist", args.shortlist)):
-        if path is not None:
-            refuse_inputs(path, inputs)
-            outputs.append(os.path.realpath(path))
-            arguments.refuse_duplicates(outputs, flag)
-    has_links = args.output is not None or (gold is None and args.plot is None and args.shortlist is None)
+        refuse_inputs(args.plot, inputs)
+        arguments.refuse_duplicates([*outputs, os.path.realpath(args.plot)], "--plot")
+    has_links = args.output is not None or (gold is None and args.plot is None)
     with open_output(arguments.stream(args.output), inputs) if has_links else nullcontext() as out:
         translator = arguments.load_translator(args)
 
@@ -97,11 +91,6 @@ def run(args: argparse.Namespace) -> None:
                 yield from align_pairs(translator, sources, targets, *choice, args.max_tokens, args.options, first)
                 first += len(chunk)
 
-        if args.shortlist is not None:
-            texts = [pair.source for pair in pairs], [pair.target for pair in pairs]
-            options = replace(args.options, alignment_layer=args.alignment_layer, max_tokens=args.max_tokens)
-            lines = write_shortlist(args.shortlist, translator, *texts, options, args.head)
-            arguments.note(f"{args.shortlist}: {lines} pairs of tokens")
         links: list[Links] = []
         plotted: WordAlignment | None = None
         wanted = aligned() if has_links or gold is not None or args.plot is not None else iter(())

@@ -29,7 +29,7 @@ MODEL_HELP = "folder of a trained model, or a model id of the Hub"
 LANGUAGES = ("source_lang", "target_lang", "source_prefix")
 PICTURE_HELP = ".png, .svg or .pdf file"
 # Option -> kind of its value in the help; those of numbers are known by their type.
-FILES = ("output", "input", "source", "target", "gold", "links", "plot", "json", "jsonl", "config", "shortlist")
+FILES = ("output", "input", "source", "target", "gold", "links", "plot", "json", "jsonl", "config")
 METAVARS = {
     **dict.fromkeys((*FILES, "references", "prefix", "notes", "template"), "FILE"),
     **dict.fromkeys(("source_lang", "target_lang", "language"), "LANG"),
@@ -40,7 +40,7 @@ GROUPS = {
     "length": ("max_length_factor", "max_length_extra", "split_sentences", "on_long", "max_source_length"),
     "languages": LANGUAGES,
     "alignment": ("alignments", "alignment_layer"),
-    "speed": ("max_tokens", "buffer", "shortlist", "shortlist_first", "shortlist_best"),
+    "speed": ("max_tokens", "buffer"),
 }
 # Names of options that differ from the field's, and earlier names that are accepted until 0.4.0.
 FLAGS = {

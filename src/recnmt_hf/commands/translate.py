@@ -58,8 +58,7 @@ def run(args: argparse.Namespace) -> None:
             raise UserError("--trace and a launcher of several processes cannot be combined.", field="--trace")
         translate_in_parts(args)
         return
-    others = (args.prefix, args.source_trees, args.options.shortlist)
-    inputs = [source, *(arguments.stream(path) for path in others if path is not None)]
+    inputs = [source, *(arguments.stream(path) for path in (args.prefix, args.source_trees) if path is not None)]
     with ExitStack() as stack:
         out = stack.enter_context(open_output(target, inputs))
         lines, prefixes = inputs_of(args)

@@ -104,7 +104,7 @@ def translate_in_parts(args: argparse.Namespace) -> None:
     folder = Path(f"{args.output}.parts")
     with ExitStack() as stack:
         if rank == 0:
-            inputs = (args.input, args.prefix, args.source_trees, args.options.shortlist)
+            inputs = (args.input, args.prefix, args.source_trees)
             refuse_inputs(args.output, [path for path in inputs if path])
             with explained_preparation(args.output):
                 check_replaceable(args.output)
@@ -130,8 +130,6 @@ def plan_of(args: argparse.Namespace) -> str:
     files = [path for path in files if path.is_file() and written.isdisjoint((path.resolve(), path.resolve().parent))]
     weights = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     inputs = [digest_of_file(path) for path in (args.input, args.prefix, args.source_trees) if path]
-    if args.options.shortlist is not None and Path(args.options.shortlist).is_file():
-        inputs.append(digest_of_file(args.options.shortlist))
     names = ("model", "format", "dtype", "quantization")
     settings = [asdict(args.options), {name: getattr(args, name) for name in names}]
     return sha256(json.dumps([PART, weights, inputs, settings], default=str).encode()).hexdigest()

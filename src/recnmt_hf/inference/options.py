@@ -137,17 +137,6 @@ class DecodingOptions:
     seed: Annotated[int | None, Range(least=0, most=MOST_SEED)] = option(
         None, "random seed of sampling; same seed, sentences, batches and device give the same translations"
     )
-    shortlist: str | None = option(
-        None,
-        "lexical shortlist, a file in Marian's format (lines `target source probability`), e.g. made by `recnmt "
-        "align --shortlist`: only the likeliest translations of a batch's source tokens are considered",
-    )
-    shortlist_first: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(
-        100, "number of first tokens of the target vocabulary that are always considered with a shortlist"
-    )
-    shortlist_best: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
-        100, "number of translations per source token that are taken from a shortlist"
-    )
     generate: dict[str, Any] = field(
         default_factory=dict,
         metadata={"help": "further settings of transformers' generate, by their names in GenerationConfig"},

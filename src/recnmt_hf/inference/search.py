@@ -41,8 +41,6 @@ class ModelRows:
     """
 
     returns_log_probs = False  # whether next_logits returns log-probabilities already
-    columns: torch.Tensor | None = None  # ids of the tokens whose logits are computed; `None`: all
-    vocabulary = 0  # number of all tokens, where only those of `columns` are computed
 
     def __init__(self, model: Any, inputs: dict[str, Any], rows: int, sentences: int):
         self.model = model
@@ -263,22 +261,9 @@ class GreedySearch:
         """Append a token to each row. Return the rows that they continue, and which sentences are finished."""
         tokens = self.running[:, 0, :length]
         if self.processors:
-            logits = self.processors(tokens, self.all_columns(logits))
-        best = logits.argmax(-1)
-        self.running[:, 0, length] = best if self.processors else self.token_ids(best)
+            logits = self.processors(tokens, logits)
+        self.running[:, 0, length] = logits.argmax(-1)
         return None, self.criteria(self.running[:, 0, : length + 1], logits)
-
-    def all_columns(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return logits `(rows, vocab_size)`, as processors need them: minus infinity for tokens not computed."""
-        if self.rows.columns is None:
-            return logits
-        return logits.new_full((logits.shape[0], self.rows.vocabulary), -torch.inf).index_copy_(
-            1, self.rows.columns, logits
-        )
-
-    def token_ids(self, columns: torch.Tensor) -> torch.Tensor:
-        """Return the tokens of columns of the computed logits."""
-        return columns if self.rows.columns is None else self.rows.columns[columns]
 
     def drop_finished(self, rows: torch.Tensor | None, done: torch.Tensor) -> None:
         """Store the results of finished sentences and remove them from the batch."""
@@ -331,7 +316,6 @@ class BeamSearch(GreedySearch):
         sentences, beams = self.running.shape[:2]
         are_log_probs = self.rows.returns_log_probs
         if self.processors:
-            logits = self.all_columns(logits)
             scores = logits if are_log_probs else logits.log_softmax(-1)
             logits, are_log_probs = self.processors(self.running.flatten(0, 1)[:, :length], scores), True
         vocabulary = logits.shape[-1]
@@ -346,7 +330,6 @@ class BeamSearch(GreedySearch):
             for part, before in parts
         ]
         best, source, tokens = (torch.cat(column) for column in zip(*found, strict=True))
-        tokens = tokens if self.processors else self.token_ids(tokens)
         continued = self.running.gather(1, source[:, :, None].expand(-1, -1, self.running.shape[2]))
         continued[:, :, length] = tokens
         ended = self.criteria(continued[:, :, : length + 1].flatten(0, 1), logits).view(sentences, -1)

@@ -1,30 +1,20 @@
-"""Align words by the cross-attention of a model that is given the translation, and collect their translations."""
+"""Align words by the cross-attention of a model that is given the translation."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from .._plain_text import is_blank
-from ..data.files import open_output
 from ..data.records import SourceText, Tokens
 from ..errors import UserError
 from ..metrics.alignment import format_links
 from .attention_links import links_of_matrix, word_matrix
 from .codec import check_text, refuse_text
-from .model_settings import end_ids
 from .options import DecodingOptions
 from .translator import Translator
-
-
-# Sentence pairs whose attention a shortlist reads at a time.
-PAIRS_AT_A_TIME = 2000
-# Smallest share and largest number of translations of a source token in a shortlist.
-SMALLEST_SHARE, MOST_TRANSLATIONS = 1e-4, 200
 
 
 @dataclass
@@ -95,39 +85,3 @@ def align_pairs(
         words, translated = str(sources[i]).split(), targets[i].split()
         matrix = word_matrix(weights, source_sides[i][1], target_sides[i][1], len(words), len(translated))
         yield WordAlignment(words, translated, links_of_matrix(matrix), matrix)
-
-
-def write_shortlist(
-    path: str | Path,
-    translator: Translator,
-    sources: Sequence[SourceText],
-    targets: Sequence[str],
-    options: DecodingOptions | None = None,
-    head: int | None = None,
-) -> int:
-    """
-    Write a shortlist from translated sentences: `target source probability`, where the probability is the share of the
-    target token in the attention that the source token receives, of one `head` or by default the mean of all. Return
-    the number of lines.
-    """
-    codec, options = translator.codec, options or DecodingOptions()
-    source_ids, target_ids = codec.encode_pairs(sources, targets, options)
-    controls = codec.control_ids[0], codec.control_ids[1] | end_ids(translator.model)
-    received: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))  # attention, by source and target
-    for start in range(0, len(source_ids), PAIRS_AT_A_TIME):
-        own, translated = (side[start : start + PAIRS_AT_A_TIME] for side in (source_ids, target_ids))
-        attentions = translator.attention(own, translated, options.alignment_layer, head, options.max_tokens)
-        for source, target, weights in zip(own, translated, attentions, strict=True):
-            for source_id, column in zip(source.ids, weights.T.tolist(), strict=True):
-                for target_id, weight in zip(target.ids, column, strict=True):
-                    received[source_id][target_id] += weight
-    lines = 0
-    with open_output(path) as file:
-        for source_id in sorted(received.keys() - controls[0]):
-            words = {id: weight for id, weight in received[source_id].items() if id not in controls[1]}
-            total, name = sum(words.values()), translator.tokenizer.convert_ids_to_tokens(source_id)
-            for target_id in sorted(words, key=lambda id: (-words[id], id))[:MOST_TRANSLATIONS]:
-                if (share := words[target_id] / total) >= SMALLEST_SHARE:
-                    print(translator.target_tokenizer.convert_ids_to_tokens(target_id), name, f"{share:.6f}", file=file)
-                    lines += 1
-    return lines

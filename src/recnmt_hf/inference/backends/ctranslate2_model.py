@@ -101,8 +101,6 @@ class CTranslate2Backend(TranslatesOnly):
         return length_limits(self.model.config)
 
     def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
-        if requests[0].options.shortlist is not None:
-            raise UserError("not supported by CTranslate2.", field="shortlist")
         return [self.search_batch(request) for request in requests]
 
     def search_batch(self, request: SearchRequest) -> SearchResult:

@@ -79,9 +79,6 @@ class EnsembleBackend(TranslatesOnly, TorchBackend):
             return TorchBackend.search(self, requests)
 
     def rows_class(self, request: SearchRequest) -> Callable[..., ModelRows]:
-        if request.options.shortlist is not None:
-            raise UserError("not supported by an ensemble.", field="shortlist")
-
         def start(model: Any, inputs: dict[str, Any], rows: int, sentences: int) -> EnsembleRows:
             others = [member.start_rows(request.sources, request.options.beams) for member in self.members[1:]]
             return EnsembleRows([ModelRows(model, inputs, rows, sentences), *others])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -34,9 +33,9 @@ from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..model_checks import check_weights
 from ..model_settings import LengthLimits, length_limits, setting, start_id
 from ..options import PYTHON_ARGUMENTS, DecodingOptions
+from ..quantization import Int8Linear
 from ..search import ModelRows, search_all, start_search
 from ..seeded_draws import SeededDraws
-from ..shortlist import Shortlist, ShortlistRows, has_linear_output
 from .protocol import EncodedSources, SearchRequest, SearchResult, noted_settings
 
 
@@ -103,7 +102,6 @@ class TorchBackend:
             check_weights(model)
         tokenizers.check(model, strict=check)
         self.model: Any = model  # PreTrainedModel alone has no `generate`
-        self.shortlist: tuple[Any, Shortlist] | None = None  # the last one, by what it was read from
         self.tokenizers = tokenizers
 
     @property
@@ -133,9 +131,9 @@ class TorchBackend:
         generate = partial(self.generate, settings=settings, has_prefixes=has_prefixes)
         with eval_mode(self.model), noted_settings(options):
             if not can_drop_finished(settings, options, self.model.generation_config):
-                if options.shortlist is not None or self.needs_own_search:
+                if self.needs_own_search:
                     known = ", ".join(sorted(ROWWISE_ARGUMENTS - {"do_sample"}))
-                    raise UserError(f"Ensembles and shortlists do not sample; they allow {known}.", field="generate")
+                    raise UserError(f"Ensembles do not sample; they allow {known}.", field="generate")
                 return [SearchResult(generate(request)[:, 1:].tolist()) for request in requests]
             starts = (partial(start_search, rows_class=self.rows_class(request)) for request in requests)
             found = iter(search_all(map(generate, requests, starts), options.max_tokens))
@@ -174,18 +172,8 @@ class TorchBackend:
         )
 
     def rows_class(self, request: SearchRequest) -> Callable[..., ModelRows]:
-        """Return the class of the rows of a search: limited to the tokens of a shortlist, or [`ModelRows`]."""
-        options = request.options
-        if options.shortlist is None:
-            return ModelRows
-        if not has_linear_output(self.model):
-            raise UserError(f"the output layer of {type(self.model).__name__} is not linear.", field="shortlist")
-        arguments, state = (options.shortlist_first, options.shortlist_best), os.stat(options.shortlist)
-        key = options.shortlist, arguments, state.st_mtime_ns, state.st_size
-        last = self.shortlist  # once, since threads may share a model
-        if last is None or last[0] != key:
-            last = self.shortlist = key, Shortlist.read(options.shortlist, self.tokenizers, *arguments)
-        return partial(ShortlistRows, tokens=last[1].tokens(request.sources, request.prefixes))
+        """Return the class of the rows of a search."""
+        return ModelRows
 
     def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
         inputs, labels = self.source_inputs(sources), self.pad_targets(targets)
@@ -260,6 +248,11 @@ class TorchBackend:
     def pad_targets(self, targets: TokenRows) -> torch.Tensor:
         """Return padded token ids, on the model's device."""
         return pad_rows([row.ids for row in targets], self.tokenizers.target.pad_token_id, self.model.device)[0]
+
+
+def has_linear_output(model: Any) -> bool:
+    """Return whether the logits of a model are those of a linear layer over its decoder's states."""
+    return hasattr(model, "model") and type(getattr(model, "lm_head", None)) in (nn.Linear, Int8Linear)
 
 
 def chosen_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
