@@ -66,11 +66,6 @@ LISTED_TRUST = {
     "_plain_card.py: usage: text": "code for readers; the package runs it in run_isolated alone",
 }
 LISTED_SENDS = {
-    "demo/serving.py: free_port: socket.getaddrinfo": "looks for a free port of this machine",
-    "demo/serving.py: free_port: socket.socket": "is bound to that port, and closed",
-    "demo/serving.py: free_port: socket.SOCK_STREAM": "a constant",
-    "demo/serving.py: free_port: socket.SOL_SOCKET": "a constant",
-    "demo/serving.py: free_port: socket.SO_REUSEADDR": "a constant",
     "hub/spaces.py: look_up: huggingface_hub.HfApi": "asks for the commit and files of a model that the user names",
     "hub/spaces.py: prepare_space: huggingface_hub.SpaceCard": "text of a file",
     "hub/spaces.py: prepare_space: huggingface_hub.SpaceCardData": "text of a file",

@@ -73,21 +73,8 @@ def test_translate_score_evaluate(tmp_path, capsys, tiny_folder, texts):
 
     plain = tmp_path / "plain.de"
     call(capsys, "translate", tiny_folder, "-i", texts / "test.en", "-o", plain, "--max-length-extra", 3, *shared)
-    words = [
-        "--length-edges",
-        "5",
-        "10",
-        "--examples",
-        "2",
-        "--significance",
-        "all",
-        "--samples",
-        "50",
-        "--language",
-        "de",
-        "--json",
-    ]
-    references = ("-r", texts / "test.de", "-s", texts / "test.en", *words, tmp_path / "e.json")
+    words = ["--length-edges", 5, 10, "--examples", 2, "--significance", "all", "--samples", 50, "--language", "de"]
+    references = ("-r", texts / "test.de", "-s", texts / "test.en", *words, "--json", tmp_path / "e.json")
     code, out, _ = call(capsys, "evaluate", plain, texts / "test.de", *references)
     assert code == 0
     for expected in (

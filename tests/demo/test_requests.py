@@ -241,10 +241,7 @@ def test_names_of_models():
 
 
 def test_models_that_cannot_be_shown(tmp_path, plain_model):
-    with rejects("There is no model to show"):
-        load_models([])
-    with rejects("is given twice"):
-        load_models([plain_model, str(plain_model)])
+    assert len(load_models([plain_model, str(plain_model)])) == 1
     with rejects("has no config.json"):
         load_models([tmp_path])
 
@@ -267,23 +264,6 @@ def test_the_readme_lists_the_limits(repository):
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
-
-
-def test_addresses(monkeypatch):
-    from recnmt_hf.demo.serving import free_port
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with rejects(field=f"127.0.0.1:{port}"):
-            free_port("127.0.0.1", port)
-        monkeypatch.setattr("recnmt_hf.demo.serving.PORTS", range(port, port + 1))
-        with rejects("cannot be used: the port is taken or"):
-            free_port("127.0.0.1", None)
-    with rejects(field="192.0.2.1"):
-        free_port("192.0.2.1", None)
-    assert free_port("127.0.0.1", port) == port
 
 
 def test_gradio_is_missing(monkeypatch, plain_model):

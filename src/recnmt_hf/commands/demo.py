@@ -33,4 +33,5 @@ def run(args: argparse.Namespace) -> None:
 
     limits = {name: getattr(args, name) for name in LIMITS}
     loading = {name: value for name in LOADING if (value := getattr(args, name)) is not None}
-    serve(args.model, args.host, args.port, args.share, args.open, loading, args.allow_host, **limits)
+    page = {"port": args.port, "share": args.share, "open_browser": args.open, "allowed_hosts": args.allow_host}
+    serve(args.model, args.host, loading=loading, **page, **limits)
