@@ -9,7 +9,7 @@ import datasets
 import evaluate
 
 from ..data.alignments import marked_links
-from ..errors import UserError, short_repr
+from ..errors import UserError
 
 
 Links = set[tuple[int, int]]
@@ -22,18 +22,14 @@ class GoldAlignment:
 
     Attributes:
         sure (`set`): Unambiguous links.
-        possible (`set`): Links that are not counted as errors; a superset of the sure ones.
+        possible (`set`): Links that are not counted as errors; the sure ones are added.
     """
 
     sure: Links
     possible: Links
 
     def __post_init__(self) -> None:
-        if missing := set(self.sure) - set(self.possible):
-            raise UserError(
-                f"The possible links lack the sure links {short_repr(format_links(missing))}. Add them to the "
-                "possible links."
-            )
+        self.possible = self.possible | self.sure
 
 
 def parse_links(line: str, place: str = "the alignment", one_based: bool = False) -> GoldAlignment:
@@ -48,13 +44,8 @@ def parse_links(line: str, place: str = "the alignment", one_based: bool = False
     Raises:
         ValueError: A link has another form, or a position is below the first.
     """
-    sure: Links = set()
-    possible: Links = set()
-    for link, is_sure in marked_links(line, place, one_based):
-        possible.add(link)
-        if is_sure:
-            sure.add(link)
-    return GoldAlignment(sure, possible)
+    links = list(marked_links(line, place, one_based))
+    return GoldAlignment({link for link, is_sure in links if is_sure}, {link for link, _ in links})
 
 
 def format_links(links: Sequence[tuple[int, int]] | Links) -> str:
@@ -100,10 +91,8 @@ def alignment_error_rate(predictions: Sequence[Links], references: Sequence[Gold
         ValueError: Their numbers differ, or there is neither a link nor a sure one.
     """
     if len(predictions) != len(references):
-        raise UserError(
-            f"alignments has {short_repr(len(predictions))} entries, but gold has {len(references)}.",
-            field="alignments",
-        )
+        message = f"alignments has {len(predictions)} entries, but gold has {len(references)}."
+        raise UserError(message, field="alignments")
     sides = [(set(links), gold.sure, gold.possible) for links, gold in zip(predictions, references, strict=True)]
     links, sure, possible = (sum(map(len, side)) for side in zip(*sides, strict=True)) if sides else (0, 0, 0)
     in_sure = sum(len(links & sure) for links, sure, _ in sides)

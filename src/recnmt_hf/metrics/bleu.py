@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, Literal
@@ -52,26 +52,15 @@ class MetricScore:
 def reference_sets(hypotheses: Sequence[str], references: References) -> list[list[str]]:
     """
     Return one list per reference set; a plain list of sentences is one set. Raise `UserError` unless translations and
-    references are lists of text of one length, and not empty.
+    references have one length, and are not empty.
     """
-    first = references[0] if len(references) else []
-    sets: Any = [references] if isinstance(first, str) or not isinstance(first, Iterable) else references
-    named = {"translations": hypotheses, **{f"reference {n}": lines for n, lines in enumerate(sets, start=1)}}
-    for name, lines in named.items():
-        if isinstance(lines, str):
-            raise UserError(f"{name} must be several sentences, got {short_repr(lines)}.", field=name)
-        for number, line in enumerate(lines, start=1):
-            if not isinstance(line, str):
-                raise UserError(f"{name}, sentence {number} is {short_repr(line)}.", field=f"{name}, sentence {number}")
+    sets: Any = [references] if references and isinstance(references[0], str) else references
+    if isinstance(hypotheses, str) or not hypotheses or not sets or any(isinstance(lines, str) for lines in sets):
+        raise UserError("Pass lists of at least one translation and reference.", field="references")
+    for number, lines in enumerate(sets, start=1):
         if len(lines) != len(hypotheses):
-            raise UserError(
-                f"{name} has {short_repr(len(lines))} entries, but translations has {len(hypotheses)}.", field=name
-            )
-    if not hypotheses or not sets:
-        raise UserError(
-            f"{'references' if hypotheses else 'translations'} is an empty list.",
-            field="references" if hypotheses else "translations",
-        )
+            message = f"reference {number} has {len(lines)} entries, but there are {len(hypotheses)} translations."
+            raise UserError(message, field=f"reference {number}")
     return [list(lines) for lines in sets]
 
 
@@ -184,10 +173,7 @@ def tokenized_bleu_score(
     """
     code = main_language(language) if isinstance(language, str) else language
     if code is not None and not re.fullmatch("[a-z]{2,3}", str(code)):
-        raise UserError(
-            f"language={short_repr(language)} is not a language code. Pass a code of two or three letters, such as de.",
-            field="language",
-        )
+        raise UserError(f"language={short_repr(language)} is not a code of two or three letters.", field="language")
     streams = reference_sets(hypotheses, references)
     if code is not None:
         tokenize = partial(moses_tokenizer(code).tokenize, return_str=True, escape=False)
@@ -229,10 +215,7 @@ def scores_by_length(
     """
     edges = [check_value("edges", edge, int) for edge in edges]
     if edges != sorted(set(edges)) or not edges or edges[0] < 1:
-        raise UserError(
-            f"edges={short_repr(edges)} is not allowed; the edges must be at least 1 and increase, such as 15 30 45.",
-            field="edges",
-        )
+        raise UserError(f"edges must be at least 1 and increase, such as 15 30 45, got {edges}.", field="edges")
     streams = reference_sets(hypotheses, references)
     reference_sets(hypotheses, sources)  # checks the sources
     lengths = list(map(length or count_words, sources))
@@ -250,9 +233,6 @@ def sets_of(references: list[Any]) -> list[Any]:
     """Return reference sets from the references of each sentence, as `evaluate` passes them."""
     if not references or isinstance(references[0], str):
         return references
-    counts = sorted(set(map(len, references)))
-    if len(counts) > 1:
-        raise UserError(f"the numbers of references differ: {short_repr(counts)}.", field="references")
     return [list(stream) for stream in zip(*references, strict=True)]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest, Result
 
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from ..options import MOST_SEED, Range, check_value
 from .bleu import bleu_metric, reference_sets
 from .rouge import ROUGE_TYPES, RougeF1
@@ -91,14 +91,8 @@ def compare_systems(
     check_value("metric", metric, Literal["bleu", *ROUGE_TYPES])
     named = list(systems.items() if isinstance(systems, Mapping) else systems)
     systems = dict(named)
-    if len(systems) < len(named):
-        names = [str(name) for name, _ in named]
-        raise UserError(
-            "Several systems have the same name: "
-            f"{short_repr(sorted({name for name in names if names.count(name) > 1}))}."
-        )
-    if len(systems) < 2:
-        raise UserError("A comparison needs a baseline and at least one other system.")
+    if not 2 <= len(systems) == len(named):
+        raise UserError("A comparison needs a baseline and at least one other system, with different names.")
     for hypotheses in systems.values():
         streams = reference_sets(hypotheses, references)
     is_bleu = metric == "bleu"
@@ -247,11 +241,8 @@ def compare_runs(
     """
     samples = check_value("samples", samples, int, Range(least=1))
     if not baseline or len(baseline) != len(system):
-        raise UserError(
-            f"system has {short_repr(len(system))} runs, but the baseline has {len(baseline)}. Pass runs with the "
-            "same seeds.",
-            field="system",
-        )
+        message = f"system has {len(system)} runs, but the baseline has {len(baseline)}; pass runs with the same seeds."
+        raise UserError(message, field="system")
     for hypotheses in (*baseline, *system):
         streams = reference_sets(hypotheses, references)
     measure = bleu_metric(tokenize=tokenize, references=streams)
