@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import Counter
 
 import pytest
 import torch
@@ -10,20 +9,15 @@ from bag_of_words import (
     WordProbe,
     main,
     precision_at,
-    probe_words,
     scaled_tops,
-    target_embeddings,
-    train_probe,
     word_loss,
-    words_of,
 )
 from named_models import build_model
-from sentence_states import ProbeOptions, states_of, vectors_by_name
+from sentence_states import states_of, vectors_by_name
 
 from recnmt_hf import Translator
 from recnmt_hf.data.text import SentencePair
 from recnmt_hf.data.tokenization import train_tokenizer
-from recnmt_hf.inference.model_settings import end_ids
 
 
 def test_loss_and_precision_by_their_definitions():
@@ -84,73 +78,6 @@ def test_vectors_of_sentences(gret):
     output.last_hidden_state = torch.arange(12.0).view(1, 4, 3)
     left_padded = dict(states_of(output, torch.tensor([[0, 1, 1, 0]])))
     assert left_padded["last"].tolist() == [[6, 7, 8]] and left_padded["average"].tolist() == [[4.5, 5.5, 6.5]]
-
-
-def test_a_second_memory_has_vectors_too():
-    tokenizer = train_tokenizer(["a b c"], "word", 20)
-    model = build_model("biarn_transformer", "tiny", len(tokenizer), {"d_model": 32, "encoder_layers": 1}).eval()
-    found = vectors_by_name(Translator(model, tokenizer, check=False), ["a b", "a"], read_states)
-    assert list(found) == ["last", "average", "recurrence last", "recurrence average"]
-    assert all(each.shape == (2, 32) for each in found.values())
-
-
-def test_it_finds_what_a_vector_holds(gret):
-    translator, _ = gret
-    torch.manual_seed(1)
-    embeddings = target_embeddings(translator)
-    words = [[torch.randperm(100)[:4] + 4 for _ in range(count)] for count in (600, 60, 60)]
-    telling = [torch.stack([embeddings[ids].sum(dim=0) for ids in part]) for part in words]
-    noise = [torch.randn_like(each) for each in telling]
-    options = ProbeOptions(epochs=30, batch_size=32, learning_rate=1e-2)
-    found, chance = (train_probe(translator, "x", each, words, [4, 20], options) for each in (telling, noise))
-    assert found.precision[4] > 0.5 and chance.precision[4] < 0.1 and found.loss < chance.loss - 0.5
-    shrunk = [each * 1e-3 + 5 for each in telling]
-    again = train_probe(translator, "x", shrunk, words, [4, 20], options)
-    assert again.precision[4] == pytest.approx(found.precision[4], abs=0.05)
-    assert found.dim == 32 and chance.epochs < 30 and found.precision[4] < found.precision[20] <= 1
-
-
-def test_of_a_model(gret):
-    translator, pairs = gret
-    before = {name: value.clone() for name, value in translator.model.state_dict().items()}
-    options = ProbeOptions(epochs=3, batch_size=16)
-    frequent, *found = probe_words(translator, pairs[:150], pairs[150:175], pairs[175:], [5, 20], None, options)
-    assert [each.state for each in found] == ["last", "average", "global"] and frequent.state == "frequency"
-    most = Counter(word for ids in words_of(translator, encodings(translator, pairs[:150])) for word in ids.tolist())
-    best = {word for word, _ in sorted(most.items(), key=lambda entry: (-entry[1], entry[0]))[:5]}
-    shares = [
-        len(best & set(ids.tolist())) / len(ids) for ids in words_of(translator, encodings(translator, pairs[175:]))
-    ]
-    assert frequent.precision[5] == pytest.approx(sum(shares) / len(shares), abs=1e-6)
-    assert all(torch.equal(value, before[name]) for name, value in translator.model.state_dict().items())
-    again = probe_words(translator, pairs[:150], pairs[150:175], pairs[175:], [5, 20], ["average"], options)
-    assert again == [frequent, found[1]]
-
-
-def encodings(translator, pairs):
-    return [translator.encode_target(pair.target).ids for pair in pairs]
-
-
-def test_words_are_distinct_and_real(gret):
-    translator, _ = gret
-    ids = translator.encode_target("The dog sees the dog.").ids
-    (words,) = words_of(
-        translator, [[*ids, translator.target_tokenizer.pad_token_id, translator.target_tokenizer.unk_token_id]]
-    )
-    assert words.tolist() == sorted(set(ids) - end_ids(translator.model) - {translator.target_tokenizer.unk_token_id})
-    assert target_embeddings(translator).shape == (len(translator.tokenizer), 32)
-
-
-def test_what_cannot_be_probed_is_named(gret):
-    translator, pairs = gret
-    with pytest.raises(SystemExit, match="choose from last, average, global"):
-        probe_words(translator, pairs[:2], pairs[:2], pairs[:2], [3], ["recurrence"])
-    with pytest.raises(SystemExit, match="--top 5000 exceeds"):
-        probe_words(translator, pairs[:2], pairs[:2], pairs[:2], [5000])
-    with pytest.raises(SystemExit, match="Pair 1 of the test set: the translation"):
-        probe_words(translator, pairs[:2], pairs[:2], [SentencePair("The dog.", "\u4f60\u597d")], [3])
-    with pytest.raises(SystemExit, match="no sentences"):
-        probe_words(translator, pairs[:2], [], pairs[:2], [3])
 
 
 def test_the_program(tmp_path, capsys, corpus):

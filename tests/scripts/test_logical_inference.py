@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,21 +10,13 @@ from collections import Counter
 
 import pytest
 import torch
-from logic import RELATIONS, WORDS, LogicPair, generate_logic
+from logic import generate_logic
 from logic_recipe import LogicRecipe
 from logical_inference import (
-    MAJORITY,
     LogicResult,
-    PairCollator,
-    load_logic,
-    logic_tokenizer,
     main,
-    table_of,
-    tokenized,
 )
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-from recnmt_hf import UserError
 
 
 SMALL = {"preset": "logic_hybrid", "fields": {"d_model": 32, "encoder_ffn_dim": 32}}
@@ -47,51 +38,7 @@ def recipe_file(folder, models=None, epochs=2):
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
-def test_every_nth_pair_is_for_validation():
-    recipe = LogicRecipe({"hybrid": SMALL}, {**DATA, "validation_every": 7})
-    training, validation, tests = load_logic(recipe)
-    corpus = generate_logic(DATA["pairs"])
-    every = [pair for of_bin in corpus["train"][:3] for pair in of_bin]
-    assert validation == every[::7] and sorted(training + validation) == sorted(every)
-    assert tests == corpus["test"] and all(pair.operators <= 2 for pair in training)
-
-
-def test_tokens_are_the_words_alone():
-    tokenizer = logic_tokenizer()
-    pair = LogicPair("#", "( not a )", "( b ( and ( not f ) ) )")
-    row = tokenized([pair], tokenizer)[0]
-    assert tokenizer.convert_ids_to_tokens(row["pair_input_ids"]) == pair.right.split()
-    assert row["labels"] == RELATIONS.index("#") and row["length"] == 10
-    assert len(tokenizer) == len(WORDS) + 4
-    assert tokenizer.unk_token_id not in tokenizer(" ".join(WORDS))["input_ids"]
-
-
-def test_batches_are_padded_on_the_right():
-    rows = tokenized([LogicPair("<", "a", "( not b )"), LogicPair("=", "( not c )", "d")], logic_tokenizer())
-    batch = PairCollator(0)(list(rows))
-    assert batch["attention_mask"].tolist() == [[1, 0, 0, 0], [1, 1, 1, 1]]
-    assert batch["pair_attention_mask"].tolist() == [[1, 1, 1, 1], [1, 0, 0, 0]]
-    assert batch["input_ids"][0, 1:].tolist() == [0, 0, 0] and batch["labels"].tolist() == [0, 2]
-
-
 # -- recipes -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("content", "field"),
-    [
-        ({}, "models"),
-        ({"models": {"a/b": SMALL}}, "a/b"),
-        ({"models": {"a": {"fields": {"d_modl": 8}}}}, "models.a.fields.d_modl"),
-        ({"models": {"a": SMALL}, "data": {"pairs": 0}}, "data.pairs"),
-        ({"models": {"a": SMALL}, "training": {"schedule": "plateau", "warmup_steps": 9}}, "training.warmup_steps"),
-    ],
-)
-def test_wrong_recipes_are_refused_before_training(tmp_path, content, field):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(json.dumps(content))
-    with pytest.raises((UserError, SystemExit), match=field):
-        LogicRecipe.from_file(path)
 
 
 def test_the_shipped_recipe(repository):
@@ -144,41 +91,6 @@ def test_results_are_those_of_the_saved_model(finished):
             assert result.majority[str(operators)] == pytest.approx(most / len(pairs))
 
 
-def test_finished_models_are_kept(finished, capsys):
-    before = {path: path.stat().st_mtime_ns for path in (finished / "out").rglob("*") if path.is_file()}
-    capsys.readouterr()
-    main([str(finished / "recipe.yaml"), "-o", str(finished / "out")])
-    printed = capsys.readouterr()
-    assert "hybrid (1 of 2) is done." in printed.err and "LSTM (2 of 2) is done." in printed.err
-    table = [line.split("\t") for line in printed.out.splitlines()]
-    assert [row[0] for row in table] == ["model", "hybrid", "LSTM", MAJORITY, "pairs"]
-    after = {path: path.stat().st_mtime_ns for path in before}
-    assert {path for path in before if before[path] != after[path]} <= {
-        finished / "out" / "logic.json",
-        finished / "out" / "logic.tsv",
-    }
-
-
-def test_another_recipe_does_not_overwrite(finished, tmp_path):
-    output = shutil.copytree(finished / "out", tmp_path / "out")
-    words = [str(finished / "recipe.yaml"), "training.seed=2", "models.LSTM=null", "-o", str(output)]
-    with pytest.raises(SystemExit, match="another recipe"):
-        main(words)
-    (output / "hybrid" / "own.txt").write_text("mine")
-    main([*words, "training.epochs=1", "--overwrite"])
-    assert (output / "hybrid" / "own.txt").read_text() == "mine"
-    assert "1" in (output / "logic.tsv").read_text().splitlines()[1].split("\t")[2]
-    assert (output / "LSTM" / "logic.json").is_file()
-
-
-def test_folders_of_others_stay(tmp_path):
-    (tmp_path / "out" / "hybrid").mkdir(parents=True)
-    (tmp_path / "out" / "hybrid" / "letter.txt").write_text("mine")
-    with pytest.raises(SystemExit, match="not empty"):
-        main([str(recipe_file(tmp_path)), "-o", str(tmp_path / "out")])
-    assert [path.name for path in (tmp_path / "out" / "hybrid").iterdir()] == ["letter.txt"]
-
-
 KILLED = """
     import os, signal, sys
     sys.path.insert(0, sys.argv[1])
@@ -216,8 +128,3 @@ def test_a_killed_run_goes_on_to_the_same_model(tmp_path, repository, when):
     assert weights[0] == weights[1]
     left = [path.name for path in (tmp_path / "killed" / "hybrid").glob("checkpoint-*")]
     assert 1 <= len(left) <= 2
-
-
-def test_the_table_has_the_majority_class():
-    rows = table_of([LogicResult("a", 10, 1.0, 0.5, {1: 0.5}, {1: 4}, {1: 0.25})])
-    assert rows[1] == ["a", "10", "1", "50.00", "50.00"] and rows[2] == [MAJORITY, "", "", "", "25.00"]

@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-from copy import deepcopy
 
 import pytest
 import torch
@@ -14,19 +13,12 @@ from probing import (
     TASKS,
     Classifier,
     ClassifierOptions,
-    ProbeResult,
     Setting,
-    cached_vectors,
-    digest_of,
     main,
     majority_of,
     probe,
     read_task,
     sentence_vectors,
-    settings_of,
-    table_of,
-    train_classifier,
-    vectors_of,
 )
 
 from recnmt_hf import Translator
@@ -72,28 +64,6 @@ def test_read_task(tmp_path, ending):
     task = read_task(tmp_path, "tree_depth")
     assert task.sentences == dict.fromkeys(("tr", "va", "te"), SENTENCES) and task.classes == 2
     assert task.labels["te"].tolist() == [1, 0, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tr\t1\tA dog .\nxx\t1\tA dog .\n", "line 2: expected"),
-        ("tr\t1\n", "line 1: expected"),
-        ("tr\t1\ta\nva\t1\ta\n", "no lines of the split te"),
-        ("tr\t1\ta\nva\t2\ta\nte\t1\ta\n", "label '2' of the split va"),
-    ],
-)
-def test_wrong_files_are_named(tmp_path, text, message):
-    (tmp_path / "tree_depth.txt").write_text(text)
-    with pytest.raises(SystemExit, match=rf"tree_depth\.txt.*{message}"):
-        read_task(tmp_path, "tree_depth")
-    with pytest.raises(SystemExit, match=r"word_content\.txt does not exist.*: tree_depth"):
-        read_task(tmp_path, "word_content")
-
-
-def test_ten_tasks():
-    assert len(TASKS) == 10
-    assert [kind for _, kind in TASKS.values()] == ["surface"] * 2 + ["syntactic"] * 3 + ["semantic"] * 5
 
 
 def test_public_files(real_data):
@@ -144,42 +114,6 @@ def test_vectors_are_means_over_the_words_alone(translators, name, expected):
             torch.testing.assert_close(found["global"][row], output.global_hidden_state[0], atol=1e-5, rtol=0)
 
 
-def test_final_is_the_sum_of_the_short_cut(translators):
-    output = translators["hybrid"].model.get_encoder()(torch.tensor([[5, 6, 7]]))
-    found = dict(vectors_of(output, torch.ones(1, 3)))
-    torch.testing.assert_close(found["final"], found["recurrent"] + found["attention"])
-
-
-def test_vectors_are_kept(translators, tmp_path, monkeypatch):
-    translator = translators["hybrid"]
-    first = cached_vectors(translator, SENTENCES, tmp_path)
-    (path,) = tmp_path.iterdir()
-    monkeypatch.setattr("probing.sentence_vectors", None)  # nothing is computed
-    again = cached_vectors(translator, SENTENCES, tmp_path)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    monkeypatch.undo()
-    scaled = Translator(deepcopy(translator.model), translator.tokenizer)
-    scaled.model.get_encoder().register_buffer("one_number", torch.tensor(0.5))  # one number, as in quantized layers
-    assert digest_of(scaled, SENTENCES) != digest_of(translator, SENTENCES)
-    cached_vectors(translators["GRET"], SENTENCES, tmp_path)
-    cached_vectors(translator, SENTENCES[:2], tmp_path)
-    assert len(list(tmp_path.iterdir())) == 3  # another model, other sentences
-    path.write_bytes(b"damaged")
-    repaired = cached_vectors(translator, SENTENCES, tmp_path)
-    assert torch.equal(repaired["final"], first["final"])
-
-
-def test_changed_weights_are_another_model(translators, tmp_path):
-    translator = translators["RNMT"]
-    cached_vectors(translator, SENTENCES, tmp_path)
-    weight = translator.model.get_encoder().embed_tokens.weight
-    with torch.no_grad():
-        weight[5, 0] += 1
-        cached_vectors(translator, SENTENCES, tmp_path)
-        weight[5, 0] -= 1
-    assert len(list(tmp_path.iterdir())) == 2
-
-
 # -- classifiers -------------------------------------------------------------------------------------------------------
 
 
@@ -199,40 +133,6 @@ def test_classifiers_by_their_equations():
     }
 
 
-def test_the_grid_of_settings():
-    options = ClassifierOptions()
-    assert len(settings_of(options, "tree_depth")) == 9
-    assert Setting(200, 0.1, 0.0) in settings_of(options, "tree_depth")
-    assert settings_of(options, "word_content") == [Setting(0, 0.0, l2) for l2 in (1e-5, 1e-4, 1e-3, 1e-2)]
-    assert settings_of(ClassifierOptions(classifier="logistic"), "tree_depth") == settings_of(options, "word_content")
-
-
-def exclusive_or(count, seed):
-    """Labels that no linear classifier finds, of vectors of four channels."""
-    signs = torch.randint(0, 2, (count, 4), generator=torch.Generator().manual_seed(seed))
-    return (2.0 * signs - 1) * 5 + 100, signs[:, 0] ^ signs[:, 1]
-
-
-@pytest.mark.parametrize(("hidden", "least", "most"), [(50, 0.99, 1.0), (0, 0.0, 0.85)])
-def test_a_hidden_layer_finds_what_none_without_does(hidden, least, most):
-    parts = {part: exclusive_or(300, seed) for seed, part in enumerate(("tr", "va", "te"))}
-    vectors, labels = ({part: each[place] for part, each in parts.items()} for place in (0, 1))
-    options = ClassifierOptions(epochs=80, learning_rate=1e-2)
-    validation, accuracy, epochs = train_classifier(vectors, labels, 2, Setting(hidden, 0.0, 0.0), options)
-    assert least <= accuracy <= most and least <= validation <= most and 0 < epochs <= 80
-    again = train_classifier(vectors, labels, 2, Setting(hidden, 0.0, 0.0), options)
-    assert again == (validation, accuracy, epochs)
-
-
-def test_training_ends_when_validation_no_longer_gets_better():
-    vectors = {part: torch.randn(64, 3) for part in ("tr", "va", "te")}
-    labels = {part: torch.zeros(64, dtype=torch.long) for part in vectors}
-    options = ClassifierOptions(every=2, patience=3, epochs=1000)
-    assert train_classifier(vectors, labels, 2, Setting(0, 0.0, 0.0), options)[2] <= 40
-    once = ClassifierOptions(every=4, epochs=3)
-    assert train_classifier(vectors, labels, 2, Setting(0, 0.0, 0.0), once)[2] == 3
-
-
 # -- the whole ---------------------------------------------------------------------------------------------------------
 
 
@@ -249,17 +149,6 @@ def test_probe(translators, tmp_path):
     assert [each.vector for each in chosen] == [MAJORITY, "recurrence"]
     with pytest.raises(SystemExit, match="choose from final, recurrence, gated"):
         probe(translators["ARN"], [task], ["global"], options)
-
-
-def test_the_table_has_means_of_each_kind():
-    results = [
-        ProbeResult(task, vector, 4, accuracy, 0.5, {}, 4)
-        for task, accuracy in (("sentence_length", 0.5), ("past_present", 0.75), ("subj_number", 1.0))
-        for vector in (MAJORITY, "final")
-    ]
-    rows = table_of(results)
-    assert rows[0] == ["task", "kind", MAJORITY, "final"]
-    assert ["mean of 2", "semantic", "87.50", "87.50"] in rows and ["SeLen", "surface", "50.00", "50.00"] in rows
 
 
 def test_the_program(tmp_path, tiny_folder, capsys):

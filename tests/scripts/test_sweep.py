@@ -5,23 +5,15 @@ from unittest import mock
 
 import pytest
 from sweep import (
-    CellResult,
     cells_of,
-    grouped,
     is_done,
     main,
-    main_score,
-    plot_sweep,
     read_axis,
     read_rows,
-    sweep,
-    table_of,
     with_seed,
 )
-from user_errors import rejects
 
 from recnmt_hf import UserError
-from recnmt_hf.training import output_folder
 from recnmt_hf.training.evidence import Evidence
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
@@ -57,39 +49,6 @@ def test_rows_values_and_seeds_are_combined(tmp_path):
     assert with_seed(["model.init_from=runs/{seed}/model"], recipe) == ["model.init_from=runs/1/model"]
     same_ends = cells_of({}, [("a.x", [1]), ("b.x", [2])], [])
     assert same_ends[0].values == {"a.x": 1, "b.x": 2} and same_ends[0].seed is None
-
-
-@pytest.mark.parametrize(
-    ("act", "message"),
-    [
-        (lambda: read_axis("model.preset="), "section.field=value"),
-        (lambda: read_axis("training.seed=1,1"), "repeated"),
-        (lambda: cells_of({}, [("training.seed", [1])], [1]), "varied twice"),
-        (lambda: cells_of({}, [("a", range(40)), ("b", range(40))], []), "1600 runs"),
-        (lambda: cells_of({"a b": [], "a/b": []}, [], []), "the same folder"),
-        (lambda: cells_of({"..": []}, [], [1]), "row name"),
-    ],
-)
-def test_what_would_mix_up_runs_is_refused(act, message):
-    with pytest.raises(SystemExit, match=message):
-        act()
-
-
-@pytest.mark.parametrize("content", ["[a]", "plain: text", "{}"])
-def test_files_without_rows(tmp_path, content):
-    (tmp_path / "rows.yaml").write_text(content)
-    with pytest.raises(SystemExit, match=r"rows\.yaml has no rows"):
-        read_rows(tmp_path / "rows.yaml")
-
-
-def test_a_second_sweep_into_a_folder_is_refused(tmp_path, monkeypatch):
-    """Or its table would replace that of the first one."""
-    (tmp_path / "small.yaml").write_text(RECIPE)
-    monkeypatch.setattr(output_folder, "LOCK_PATIENCE", 0.1)
-    cells = cells_of({}, [], [1])
-    with output_folder.locked(tmp_path / "out"), rejects(field=str(tmp_path / "out")):
-        sweep(tmp_path / "small.yaml", cells, tmp_path / "out")
-    assert not list((tmp_path / "out").iterdir())
 
 
 def test_an_interrupted_run_with_a_changed_recipe_is_not_done(tmp_path):
@@ -147,32 +106,3 @@ def test_a_run_that_fails_keeps_no_other_from_being_trained(tmp_path, monkeypatc
         main([*words, *rates, "training.optim=sgd"])
     table = (tmp_path / "out/sweep.tsv").read_text().splitlines()
     assert len(table) == 2 and table[1].startswith("0.001\t")
-
-
-def results_of_a_grid():
-    return [
-        CellResult(
-            f"{k}{r}{seed}", {"k": k, "r": r}, seed, 10, 5, {"loss": 2.0}, {"one": {"bleu": 10.0 * k + r + seed}}
-        )
-        for k in (1, 2)
-        for r in (3, 4)
-        for seed in (0, 1)
-        if (k, r) != (2, 4)
-    ]
-
-
-def test_tables_and_plots_of_what_there_is(tmp_path):
-    results = results_of_a_grid()
-    assert main_score(results) == "one bleu"
-    assert grouped(results, "one bleu") == {("1", "3"): [13, 14], ("1", "4"): [14, 15], ("2", "3"): [23, 24]}
-    assert table_of(results)[1] == ["1", "3", "0", "10", "5", "2.000", "13.00"]
-    plot_sweep(results, tmp_path / "grid.svg", "one bleu")
-    assert (tmp_path / "grid.svg").stat().st_size > 1000
-    for result in results:
-        result.values.pop("r")
-    plot_sweep(results, tmp_path / "line.png", "validation loss")
-    assert (tmp_path / "line.png").stat().st_size > 1000
-    without_tests = [CellResult("a", {"k": 1}, None, 1, 1, {"loss": 1.0, "bleu": 3.0})]
-    assert main_score(without_tests) == "validation bleu" and "seed" not in table_of(without_tests)[0]
-    with pytest.raises(SystemExit, match="no score 'nonsense'"):
-        plot_sweep(results, tmp_path / "no.png", "nonsense")
