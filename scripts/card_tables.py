@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 """
-Write the tables of model_cards/*.md: results from model_cards/evidence, and the papers' tables from the manifests. Draw
-the pictures of the cards from the same results.
+Write the tables of model_cards/*.md from model_cards/evidence, and draw the pictures of the cards from the same files.
 """
 
 from __future__ import annotations
@@ -15,18 +14,15 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent / "experiments"))  # the programs that write such results
 from logical_inference import plot_accuracies
-from sweep import CellResult, plot_sweep
 
 from recnmt_hf.analysis.plots import check_picture
 from recnmt_hf.data.files import locked_file, open_output
-from recnmt_hf.families import FAMILIES, Family, PaperTable, paper_table_of
+from recnmt_hf.families import paper_table_of
 from recnmt_hf.hub.card import markdown_table, number
 
 
 # In a card: `<!-- evidence: NAME -->`, the table, `<!-- end -->`. The folder `evidence` beside it contains NAME.json.
-# `<!-- paper: NAME, NAME -->` has tables of the family's paper, whose model type is the name of the card, and
-# `<!-- manifest: combinations -->` the mechanisms that may be combined with its own.
-_PLACE = re.compile(r"(<!-- (evidence|paper|manifest): ([\w.,* -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(r"(<!-- evidence: ([\w.,* -]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 FOLDER = "evidence"
 
 
@@ -69,43 +65,6 @@ def differences_of(run: dict[str, Any], results: list[dict[str, Any]]) -> str:
     return "" if first is run else " / ".join(f"{score - base:+.2f}" for score, base in pairs)
 
 
-def tables_of_paper(tables: list[PaperTable]) -> str:
-    """Return tables of a paper that have the same name as one, with a caption and notes."""
-    first, rows = tables[0], []
-    for table in tables:
-        source, target = (language.title() for language in table.task.languages)
-        for row in table.rows:
-            scores, differences = table.texts(row.system)
-            increase = None if row is table.baseline else table.increase(row)
-            cells = {"corpus": f"{table.task.name} {source}-{target}", "size": table.size, "system": row.system}
-            cells |= dict(zip(table.task.tests, scores.split(" / "), strict=True)) if len(tables) == 1 else {}
-            cells |= {"test set": " / ".join(table.task.tests), "score": scores} if len(tables) > 1 else {}
-            cells |= {"difference": differences, "p": row.p, "parameters": millions(row.parameters)}
-            cells |= {"increase": millions(increase, "+"), "speed": "" if row.speed is None else f"{row.speed:.2f}"}
-            rows.append(cells)
-    caption = f"{first.name.capitalize()}: {first.task.metric}"
-    names = [name for name in rows[0] if any(row[name] for row in rows)]
-    if len(tables) == 1:
-        caption += f", {rows[0]['corpus']}, {first.size}"
-        names = names[2:]
-    for text, values in (
-        ("development set", [table.task.development for table in tables]),
-        ("speed in", [table.speed for table in tables]),
-    ):
-        caption += f"; {text} {', '.join(dict.fromkeys(filter(None, values)))}" if any(values) else ""
-    notes = "".join(f"\n\n({table.note})" for table in tables if table.note)
-    return f"{caption}:\n\n{markdown_table([names, *([row[name] for name in names] for row in rows)])}{notes}"
-
-
-def table_of_combinations(family: Family) -> str:
-    """Return a table of the mechanisms that may be combined with those of a family."""
-    rows = [
-        [name, ", ".join(f"`{field}={value!r}`" for field, value in fields.items())]
-        for name, fields in family.combinations.items()
-    ]
-    return markdown_table([["combines with", "fields"], *rows])
-
-
 def millions(value: float | None, sign: str = "") -> str:
     """Return a number of parameters in millions as text."""
     return "" if value is None else f"{value:{sign}.2f}".rstrip("0").rstrip(".") + "M"
@@ -129,22 +88,11 @@ def with_tables(card: Path) -> str:
     text = card.read_text(encoding="utf-8")
 
     def fill(match: re.Match[str]) -> str:
-        before, kind, name, after = match.groups()
-        if kind == "evidence":
-            table = table_of(card.parent / FOLDER / f"{name}.json")
-        elif kind == "manifest":
-            table = table_of_combinations(FAMILIES[card.stem])
-        else:
-            of_card = FAMILIES[card.stem].tables
-            table = "\n\n".join(tables_of_paper([t for t in of_card if t.name == part]) for part in name.split(", "))
+        before, name, after = match.groups()
+        table = table_of(card.parent / FOLDER / f"{name}.json")
         return f"{before}{table}\n{after}"
 
     return _PLACE.sub(fill, text)
-
-
-def draw_channels(data: Path, picture: Path) -> None:
-    """Draw BLEU by the number of recurrent channels from the results of a sweep."""
-    plot_sweep([CellResult(**run) for run in json.loads(data.read_text(encoding="utf-8"))], picture, "test bleu")
 
 
 def draw_logic(data: Path, picture: Path) -> None:
@@ -158,7 +106,6 @@ def draw_logic(data: Path, picture: Path) -> None:
 
 # Pictures in `FOLDER`, with the file of their values and the function that draws them.
 PICTURES = {
-    "rpe_channels.svg": ("rpe_channels_generated.json", draw_channels),
     "logical_inference.svg": ("logical_inference.json", draw_logic),
 }
 

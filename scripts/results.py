@@ -509,6 +509,22 @@ def cells_of(row: Row, rows: Sequence[Row]) -> dict[str, str]:
     return cells
 
 
+# First words of the columns of a whole table; the others are in its CSV file.
+COLUMNS = (
+    "model",
+    "seeds",
+    "BLEU",
+    "length",
+    "chrF",
+    "TER",
+    "p ",
+    "mark",
+    "recipe",
+    "training tokens/s",
+    "sentences/s",
+)
+
+
 def differing_settings(row: Row, first: Row) -> str:
     """Return the settings of training and regularization that a row does not share with the first one."""
     texts = []
@@ -527,43 +543,6 @@ def table_of(rows: Sequence[Row], all_rows: Sequence[Row], names: Sequence[str] 
     heads = [head for head in lines[0] if any(line[head] for line in lines)]
     heads = [head for head in heads if not names or head.startswith(tuple(names))]
     return markdown_table([heads, *([line[head] for head in heads] for line in lines)])
-
-
-def time_until(run: Run, step: int, speed: Mapping[str, Any]) -> float:
-    """Return the time until a step at measured speeds, in seconds for as many tokens as a step has."""
-    first = min(step, run.baseline_steps or 0)
-    return (first / median(speed[FIRST_STAGE]) if first else 0.0) + (step - first) / median(speed[TRAINED])
-
-
-def ranking_of(rows: Sequence[Row]) -> str:
-    """Return the ranking by the best validation BLEU within the time of the fastest row, at the measured speeds."""
-    (hardware, *_) = hardware_of(rows, lambda row: row.speeds) or [""]
-    speeds = {row.name: row.speeds[hardware] for row in rows if hardware in row.speeds}
-
-    def end(row: Row) -> float:
-        return max(time_until(run, run.evidence.training["steps"], speeds[row.name]) for run in row.runs)
-
-    fastest = min((row for row in rows if row.name in speeds), key=end, default=rows[0])
-    ranked = []
-    for row in rows:
-        best, steps = [], []
-        for run in row.runs if row.name in speeds else []:
-            times = {point["step"]: time_until(run, point["step"], speeds[row.name]) for point in run.evaluations()}
-            points = [point for point in run.evaluations() if times[point["step"]] <= end(fastest)]
-            scores = [point["eval_bleu"] for point in points if "eval_bleu" in point]
-            if scores:
-                best.append(max(scores))
-                steps.append(points[-1]["step"])
-        # A row of which a run has no evaluation in time has no rank.
-        complete = len(best) == len(row.runs)
-        ranked.append((mean(best) if complete else -1.0, row.label, text_of(best) if complete else "", steps))
-    ranked.sort(key=lambda entry: -entry[0])
-    heads = ["rank", "model", f"validation BLEU in the time of {fastest.name}", "last evaluation"]
-    lines = [
-        [str(place) if text else "", label, text, f"step {min(steps):,}" if steps else ""]
-        for place, (_, label, text, steps) in enumerate(ranked, start=1)
-    ]
-    return markdown_table([heads, *lines])
 
 
 def gain_text(row: Row, baseline: Row, first: Row, test: str) -> str:
@@ -627,21 +606,6 @@ def verdicts_of(claims: Sequence[Claim], rows: Sequence[Row], page: str, family:
     return markdown_table(lines)
 
 
-def papers_of(claims: Sequence[Claim], rows: Sequence[Row]) -> str:
-    """Return the papers' figures beside the differences of this comparison."""
-    by_name = {row.name: row for row in rows}
-    lines = [["model", "paper", *(f"here, {test}" for test in test_names(rows))]]
-    for claim in claims:
-        row, baseline = by_name.get(claim.row), by_name.get(claim.baseline)
-        here = ["not trained yet"] * len(test_names(rows))
-        if row and baseline:
-            here = []
-            for test in test_names(rows):
-                here.append(gain_text(row, baseline, rows[0], test))
-        lines.append([claim.row, claim.text(), *here])
-    return markdown_table(lines)
-
-
 def setup_of(rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[str, Any]) -> str:
     """Return what the figures depend on, in sentences."""
     first = rows[0].evidence
@@ -651,33 +615,18 @@ def setup_of(rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[s
     trained = ", ".join(dict.fromkeys(run.evidence.training["hardware"] for run in runs))
     versions = {name: sorted({run.evidence.versions.get(name, "") for run in runs}) for name in first.versions}
     listed = ", ".join(f"{name} {' / '.join(values)}" for name, values in versions.items())
+    entries = [entry for tests in stored["runs"].values() for entry in tests.values()]
+    others = [f"{metric}: `{one}`" for metric in ("chrF", "TER") for one in {e["signatures"][metric] for e in entries}]
     lines = [
         f"{first.data['training_pairs']:,} training pairs, {steps:,} steps{batches} for each run, on {trained}.",
-        f"{describe_decoding(first.tests[0])}. BLEU: `{first.tests[0].signature}`.",
+        f"{describe_decoding(first.tests[0])}. {'; '.join([f'BLEU: `{first.tests[0].signature}`', *others])}.",
     ]
-    for metric in ("chrF", "TER"):
-        entries = [entry for tests in stored["runs"].values() for entry in tests.values()]
-        if signatures := {entry["signatures"][metric] for entry in entries}:
-            lines.append(f"{metric}: `{'`, `'.join(sorted(signatures))}`.")
     if samples := {entry["samples"] for tests in stored["gains"].values() for entry in tests.values()}:
         counts = " or ".join(f"{count:,}" for count in sorted(samples))
-        lines.append(
-            f"p: against {rows[0].name}, approximate randomization of the mean BLEU over the seeds that both have "
-            f"({counts} samples), with Holm's correction for the number of rows. Intervals: 95%, paired bootstrap."
-        )
-        lines.append(
-            'Length: words of the translations over words of the references (sacrebleu). Marks: "length effect", the '
-            'sign of the difference changes without brevity penalty; "metrics disagree", chrF or TER contradict it.'
-        )
+        lines.append(f"p against {rows[0].name}: approximate randomization, {counts} samples, Holm-corrected.")
     if speeds := {hardware: speed for row in rows for hardware, speed in row.speeds.items()}:
-        settings = (
-            "Sentences per second: beam {beams}, batches of {batch}, translations as long as their sources. Training "
-            "tokens per second and the most memory of a process: batches of at most {max_tokens:,} tokens. Random "
-            "weights, {sentences:,} pairs, processor time of one run in turns"
-        )
+        settings = "Speeds: random weights, beam {beams}, batches of {batch}; training: {max_tokens:,} tokens"
         lines += [f"{settings.format(**speed)}, on {hardware}." for hardware, speed in speeds.items()]
-    if without := [row.name for row in rows if not row.speeds]:
-        lines.append(f"Without measured speed: {'all' if len(without) == len(rows) else ', '.join(without)}.")
     lines.append(f"Versions: {listed}.")
     if missing_rows:
         lines.append(f"Without runs yet: {', '.join(missing_rows)}.")
@@ -800,17 +749,15 @@ def sections_of(
         own = [row for row in rows if row.evidence.model["type"] == document.stem]
         if not own:
             return "None of them has been trained in this comparison yet."
-        names = ("model", "seeds", "parameters", "BLEU", "length", "p ", "mark", "training hours", "sentences/s")
+        names = ("model", "seeds", "parameters", "BLEU", "length", "p ", "mark", "sentences/s")
         return table_of(list({row.name: row for row in [rows[0], *own]}.values()), rows, names)
 
     return {
-        "table": lambda _: table_of(rows, rows),
-        "ranking": lambda _: ranking_of(rows),
+        "table": lambda _: table_of(rows, rows, COLUMNS),
         "setup": lambda _: setup_of(rows, missing_rows, stored),
         "plots": lambda _: plots_of(folder, rows),
         "summary": lambda _: summary_of(rows, missing_rows, f"model_cards/{folder.name}.md"),
         "family": family,
-        "papers": lambda _: papers_of(claims, rows),
         "verdict": lambda document: verdicts_of(claims, rows, "", document.stem),
         "verdicts": lambda document: verdicts_of(
             claims, rows, "" if document.parent.name == "model_cards" else "model_cards/"

@@ -71,8 +71,9 @@ def test_commands_parse(repository, monkeypatch):
     programs = {"scripts/benchmarks/compare.py"}
     programs |= {f"scripts/experiments/{path.name}" for path in (repository / "scripts/experiments").glob("*.py")}
     found = 0
-    for document in documents(repository):
-        text = document.read_text()
+    studies = repository / "scripts/experiments/studies.sh"
+    for document in [*documents(repository), studies]:
+        text = document.read_text() if document != studies else f"```bash\n{studies.read_text()}```"
         inline = re.findall(r"`(python scripts/experiments/[^`]+)`", text)  # in tables
         for block in [*blocks(text, "bash"), *inline]:
             for line in block.replace("\\\n", " ").splitlines():
