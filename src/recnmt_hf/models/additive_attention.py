@@ -6,7 +6,7 @@ interface, and then does not let users switch the implementation of the dot prod
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .attention import masked_softmax
 
@@ -20,9 +20,7 @@ class AdditiveAttention(nn.Module):
         self.k_proj = nn.Linear(annotation_size, attention_size)
         self.score = nn.Linear(attention_size, 1, bias=False)
 
-    def forward(
-        self, state: torch.Tensor, annotations: torch.Tensor, visible: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, state: Tensor, annotations: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
         """
         Return the context `(batch_size, annotation_size)` and the weights for states `(batch_size, query_size)` and
         annotations `(batch_size, source_length, annotation_size)`.

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
@@ -17,15 +17,15 @@ from .kernels_shared import has_short_rows, is_plain, prefers_plain_matmuls, sho
 
 def eager_attention_forward(
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     scaling: float,
     dropout: float = 0.0,
-    query_offset: int | torch.Tensor | None = None,
+    query_offset: int | Tensor | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """
     Compute scaled dot-product attention (Vaswani et al., 2017, Eq. 1) of `(batch_size, num_heads, length, head_dim)`
     with a boolean (`True` keeps) or additive mask; `query_offset` as in [`key_positions`]. Return contexts
@@ -37,7 +37,7 @@ def eager_attention_forward(
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 
-def key_positions(scores: torch.Tensor, query_offset: int | torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def key_positions(scores: Tensor, query_offset: int | Tensor | None) -> tuple[Tensor, Tensor]:
     """
     Return the positions of keys `(key_length,)` and queries `(query_length, 1)` of `scores` `(.., query_length,
     key_length)`. `query_offset` is the position of the first query; by default the queries are the last keys.
@@ -49,11 +49,8 @@ def key_positions(scores: torch.Tensor, query_offset: int | torch.Tensor | None)
 
 
 def visible_positions(
-    module: nn.Module,
-    attention_mask: torch.Tensor | None,
-    scores: torch.Tensor,
-    query_offset: int | torch.Tensor | None = None,
-) -> torch.Tensor | None:
+    module: nn.Module, attention_mask: Tensor | None, scores: Tensor, query_offset: int | Tensor | None = None
+) -> Tensor | None:
     """Return the mask as booleans; causal attention without a mask makes its own, as torch's attention does."""
     if attention_mask is None:
         if not getattr(module, "is_causal", False) or scores.shape[-2] == 1:
@@ -65,7 +62,7 @@ def visible_positions(
     return attention_mask > torch.finfo(attention_mask.dtype).min / 2
 
 
-def masked_softmax(scores: torch.Tensor, visible: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+def masked_softmax(scores: Tensor, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Compute a softmax over the last axis in at least float32; rows without a visible key become zero, not NaN."""
     if visible is None:
         return softmax(scores).to(dtype)
@@ -73,7 +70,7 @@ def masked_softmax(scores: torch.Tensor, visible: torch.Tensor | None, dtype: to
     return torch.where(visible, weights, 0.0).to(dtype)
 
 
-def softmax(scores: torch.Tensor) -> torch.Tensor:
+def softmax(scores: Tensor) -> Tensor:
     """Compute a softmax over the last axis, in float32 for half-precision scores."""
     wide = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
     return short_softmax(scores.to(wide)) if has_short_rows(scores) else nn.functional.softmax(scores, -1, dtype=wide)
@@ -127,12 +124,12 @@ class MultiHeadAttention(nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: Tensor,
         key_value_states: Any = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         cache: Cache | None = None,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """
         Attend from `(batch_size, query_length, query_dim)`, in a cross-attention to the memory `key_value_states`
         `(num_sources, key_length, embed_dim)`, where consecutive rows share a source. `attention_mask` is the kernel
@@ -159,13 +156,8 @@ class MultiHeadAttention(nn.Module):
         return project(self.out_proj, context), weights
 
     def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
         """Return contexts `(batch_size, query_length, num_heads, head_dim)` and weights, by the attention interface."""
         dropout = self.dropout if self.training else 0.0
         implementation = self.config._attn_implementation
@@ -182,8 +174,8 @@ class MultiHeadAttention(nn.Module):
         return interface(self, query, key, value, attention_mask, **settings)
 
     def head_weights(
-        self, head: int, hidden_states: torch.Tensor, key_value_states: torch.Tensor, visible: torch.Tensor | None
-    ) -> torch.Tensor:
+        self, head: int, hidden_states: Tensor, key_value_states: Tensor, visible: Tensor | None
+    ) -> Tensor:
         """
         Compute the weights `(batch_size, query_length, key_length)` of one head for inputs of `forward` in at least
         float32 and without dropout; `visible` `(batch_size, 1, key_length)` is `True` at real tokens.
@@ -198,16 +190,16 @@ class MultiHeadAttention(nn.Module):
         scores = torch.matmul(query, key.transpose(1, 2)) * self.scaling
         return masked_softmax(scores, visible, torch.promote_types(scores.dtype, torch.float32))
 
-    def project_memory(self, key_value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project_memory(self, key_value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of a memory, each `(num_sources, num_heads, key_length, head_dim)`."""
         keys, values = project(self.k_proj, key_value_states), project(self.v_proj, key_value_states)
         return self.split_heads(keys), self.split_heads(values)
 
-    def split_heads(self, states: torch.Tensor) -> torch.Tensor:
+    def split_heads(self, states: Tensor) -> Tensor:
         return states.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
 
 
-def source_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
+def source_mask(config: PreTrainedConfig, states: Tensor, attention_mask: Tensor | None) -> Any:
     """
     Return the kernel mask over a memory `(num_sources, key_length, d)` from its token mask `(num_sources, key_length)`,
     1 keeps, for the configured attention implementation.
@@ -222,16 +214,14 @@ def source_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: 
     )
 
 
-def self_mask(config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None) -> Any:
+def self_mask(config: PreTrainedConfig, states: Tensor, attention_mask: Tensor | None) -> Any:
     """Return the kernel mask of an encoder's self-attention over `states` `(batch_size, length, d)`."""
     if not has_own_masks(config._attn_implementation):
         return source_mask(config, states, attention_mask)
     return create_bidirectional_mask(config=config, inputs_embeds=states, attention_mask=attention_mask)
 
 
-def causal_mask(
-    config: PreTrainedConfig, states: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None
-) -> Any:
+def causal_mask(config: PreTrainedConfig, states: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Any:
     """Return the kernel mask of a decoder's self-attention; one new token of an unpadded, growing cache needs none."""
     own = None if cache is None else self_attention_cache(cache)
     if attention_mask is None and states.shape[1] == 1 and not (own is not None and own.is_compileable):

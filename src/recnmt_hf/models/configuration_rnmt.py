@@ -17,11 +17,7 @@ from .configuration_seq2seq import (
 
 
 Numbers = list[int] | tuple[int, ...]
-TWO_CONVOLUTIONS = {
-    "relation_conv_kernels": [1, 3],
-    "relation_conv_channels": [128, 256],
-    "relation_hidden_size": 256,
-}
+TWO_CONVOLUTIONS = {"relation_conv_kernels": [1, 3], "relation_conv_channels": [128, 256], "relation_hidden_size": 256}
 
 
 @strict_config

@@ -4,19 +4,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer, StaticLayer
 
 from .user_errors import UserError
 
 
-def spread_over_beams(states: torch.Tensor, decoder_rows: int) -> torch.Tensor:
+def spread_over_beams(states: Tensor, decoder_rows: int) -> Tensor:
     """Repeat a tensor per source, `(num_sources, ..)`, for the consecutive decoder rows of each source."""
     beams = decoder_rows // max(states.shape[0], 1)
     return states if beams <= 1 else states.repeat_interleave(beams, dim=0)
 
 
-def concat_rows(first: torch.Tensor, second: torch.Tensor, padding: float = 0) -> torch.Tensor:
+def concat_rows(first: Tensor, second: Tensor, padding: float = 0) -> Tensor:
     """Return the rows of two tensors; where their other sizes differ, `padding` fills up the smaller ones."""
     if first.shape[1:] == second.shape[1:]:
         return torch.cat([first, second])
@@ -29,17 +30,17 @@ def concat_rows(first: torch.Tensor, second: torch.Tensor, padding: float = 0) -
 class GrowingLayer(DynamicLayer):
     """Base class of growing layers with tensors by name, whose first axis are rows."""
 
-    def map_tensors(self, change: Callable[..., torch.Tensor], *others: Any) -> None:
+    def map_tensors(self, change: Callable[..., Tensor], *others: Any) -> None:
         """Replace each tensor by `change` of it and of the same tensor of the other layers."""
         raise NotImplementedError
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         self.map_tensors(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self.map_tensors(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
+    def batch_select_indices(self, indices: Tensor) -> None:
         self.map_tensors(lambda tensor: tensor[indices.to(tensor.device)])
 
     def concat(self, other: "GrowingLayer") -> None:
@@ -57,9 +58,9 @@ class SourceMemoryLayer(GrowingLayer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memories: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.memories: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def store(self, name: str, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def store(self, name: str, keys: Tensor, values: Tensor) -> None:
         """Store a memory's projections; a name may end in a slash and a layout."""
         keys, values = keys.contiguous(), values.contiguous()  # a matmul of all heads would copy them at each step
         self.memories[name] = (keys, values)
@@ -68,11 +69,11 @@ class SourceMemoryLayer(GrowingLayer):
             self.keys, self.values = keys, values
             self.is_initialized = True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.store("encoder", key_states, value_states)
         return self.keys, self.values
 
-    def map_tensors(self, change: Callable[..., torch.Tensor], *others: Any) -> None:
+    def map_tensors(self, change: Callable[..., Tensor], *others: Any) -> None:
         for name in self.memories:
             pairs = [layer.memories[name] for layer in (self, *others)]
             keys, values = (change(*tensors) for tensors in zip(*pairs, strict=True))
@@ -102,14 +103,14 @@ class SourceMemoryCache(DynamicCache):
 
     def forget_shared(self) -> None:
         """Let the next step prepare masks and vectors again."""
-        self.masks: dict[str, torch.Tensor | None] = {}
-        self.vectors: dict[str, torch.Tensor] = {}
+        self.masks: dict[str, Tensor | None] = {}
+        self.vectors: dict[str, Tensor] = {}
 
     def reset(self) -> None:
         super().reset()
         self.forget_shared()
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         """Let decoder row `i` read the memories of row `beam_idx[i]`."""
         stored = next((keys for layer in self.layers for keys, _ in layer.memories.values()), None)
         if stored is None:
@@ -138,7 +139,7 @@ class SourceMemoryCache(DynamicCache):
         self.beams *= repeats
         self.vectors = {name: vector.repeat_interleave(repeats, dim=0) for name, vector in self.vectors.items()}
 
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
+    def batch_select_indices(self, indices: Tensor) -> None:
         self.reorder_cache(indices)
 
     def concat(self, other: "SourceMemoryCache") -> None:
@@ -154,7 +155,7 @@ def source_memories(cache: Cache | None) -> SourceMemoryCache | None:
     return cross if isinstance(cross, SourceMemoryCache) else None
 
 
-def cached_vector(cache: Any, name: str, compute: Callable[[], torch.Tensor], decoder_rows: int) -> torch.Tensor:
+def cached_vector(cache: Any, name: str, compute: Callable[[], Tensor], decoder_rows: int) -> Tensor:
     """Return `compute()`, `(num_sources, ..)`, repeated over beams to `(decoder_rows, ..)` and cached under `name`."""
     sources = source_memories(cache)
     vectors = {} if sources is None else sources.vectors
@@ -166,12 +167,12 @@ def cached_vector(cache: Any, name: str, compute: Callable[[], torch.Tensor], de
 def read_source_memory(
     name: str,
     layer_idx: int | None,
-    project_memory: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
-    key_value_states: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    project_memory: Callable[[Tensor], tuple[Tensor, Tensor]],
+    key_value_states: Tensor,
+    attention_mask: Tensor | None,
     cache: Cache | None,
     decoder_rows: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """
     Return keys, values and kernel mask of a memory, which `project_memory` projects at the first step of a generation:
     `(num_sources, num_heads, key_length, ..)`. Then they are cached under `name`, in static caches only `"encoder"`.
@@ -216,9 +217,9 @@ class RecurrentStates:
 
     def start_states(self, recording: bool = False) -> None:
         """Forget all states."""
-        self.states: dict[str, torch.Tensor] = {}
-        self.history: dict[str, torch.Tensor] = {}
-        self.steps_seen: int | torch.Tensor = 0
+        self.states: dict[str, Tensor] = {}
+        self.history: dict[str, Tensor] = {}
+        self.steps_seen: int | Tensor = 0
         self.recording = recording
         self.first_recorded = 0  # steps seen when recording began
 
@@ -226,11 +227,11 @@ class RecurrentStates:
         super().reset()  # type: ignore[misc]  # of a cache layer
         self.start_states(self.recording)
 
-    def get_state(self, name: str = "state") -> torch.Tensor | None:
+    def get_state(self, name: str = "state") -> Tensor | None:
         """Return the state `name` after the last step, or `None` before the first."""
         return self.states.get(name)
 
-    def update_states(self, **new_states: torch.Tensor) -> None:
+    def update_states(self, **new_states: Tensor) -> None:
         """Append steps; each tensor is `(batch_size, steps, ...)`."""
         for name, steps in new_states.items():
             self.store_state(name, steps[:, -1])
@@ -241,7 +242,7 @@ class RecurrentStates:
         if first in new_states:
             self.steps_seen += new_states[first].shape[1]
 
-    def store_state(self, name: str, state: torch.Tensor) -> None:
+    def store_state(self, name: str, state: Tensor) -> None:
         # A view would store the states of all steps, and compiled graphs would differ by its offset.
         self.states[name] = state.clone(memory_format=torch.contiguous_format)
 
@@ -271,20 +272,20 @@ class RecurrentStateLayer(RecurrentStates, GrowingLayer):
 
     _layer_type = "recnmt_recurrent"
 
-    def update_states(self, **new_states: torch.Tensor) -> None:
+    def update_states(self, **new_states: Tensor) -> None:
         super().update_states(**new_states)
         if not self.is_initialized:
             first = next(iter(new_states.values()))
             self.lazy_initialization(first, first)
 
-    def get_seq_length(self) -> int | torch.Tensor:  # type: ignore[override]  # a tensor in exported graphs
+    def get_seq_length(self) -> int | Tensor:  # type: ignore[override]  # a tensor in exported graphs
         length = super().get_seq_length()
         return length if self.attends else length or self.steps_seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return super().get_seq_length() + query_length, 0  # of keys: states are not attended
 
-    def map_tensors(self, change: Callable[..., torch.Tensor], *others: Any) -> None:
+    def map_tensors(self, change: Callable[..., Tensor], *others: Any) -> None:
         for name in ("states", "history"):
             parts = [getattr(layer, name) for layer in (self, *others)]
             setattr(self, name, {key: change(*(part[key] for part in parts)) for key in parts[0]})
@@ -314,7 +315,7 @@ class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
         super().start_states(recording)
         self.steps_seen = torch.tensor(0)  # an int would make a compiled graph for every number
 
-    def store_state(self, name: str, state: torch.Tensor) -> None:
+    def store_state(self, name: str, state: Tensor) -> None:
         stored = self.states.get(name)
         if stored is not None and stored.shape == state.shape:
             stored.copy_(state)
@@ -325,10 +326,10 @@ class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
             torch._dynamo.mark_static_address(self.states[name])
             torch._dynamo.mark_static_address(self.steps_seen)
 
-    def get_seq_length(self) -> int | torch.Tensor:  # type: ignore[override]  # transformers' own returns tensors too
+    def get_seq_length(self) -> int | Tensor:  # type: ignore[override]  # transformers' own returns tensors too
         return super().get_seq_length() if self.attends or self.is_initialized else self.steps_seen
 
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+    def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.is_initialized:
             super().reorder_cache(beam_idx)  # type: ignore[arg-type]
         for state in self.states.values():

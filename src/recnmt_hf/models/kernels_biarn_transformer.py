@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from .attention import MultiHeadAttention, masked_softmax, visible_positions
@@ -19,7 +19,7 @@ from .kernels_cpu_matmuls import fast_product, takes_onednn
 from .kernels_shared import CustomGradient, autocast_dtype, dropout, enabled, final_gradients, graph_operator, is_plain
 
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+Pair = tuple[Tensor, Tensor]
 
 
 class DirectionWeights(NamedTuple):
@@ -41,11 +41,11 @@ class DirectionWeights(NamedTuple):
         )
         return cls(query, key, value, output, (cell.weight_ih, cell.bias_ih), (cell.weight_hh, cell.bias_hh))
 
-    def flatten(self) -> list[torch.Tensor]:
+    def flatten(self) -> list[Tensor]:
         return [tensor for pair in self for tensor in pair]
 
     @classmethod
-    def unflatten(cls, tensors: Sequence[torch.Tensor]) -> "DirectionWeights":
+    def unflatten(cls, tensors: Sequence[Tensor]) -> "DirectionWeights":
         return cls(*zip(tensors[::2], tensors[1::2], strict=True))
 
 
@@ -53,7 +53,7 @@ class StepInputs:
     """The inputs of a projection, filled by its steps. The transforms of `torch.func` would copy a plain list."""
 
     def __init__(self) -> None:
-        self.steps: list[torch.Tensor] = []
+        self.steps: list[Tensor] = []
 
 
 class SharedStepWeights(CustomGradient):
@@ -63,21 +63,19 @@ class SharedStepWeights(CustomGradient):
     """
 
     @staticmethod
-    def forward(
-        weight: torch.Tensor, bias: torch.Tensor, inputs: StepInputs, batch_size: int, steps: int
-    ) -> torch.Tensor:
+    def forward(weight: Tensor, bias: Tensor, inputs: StepInputs, batch_size: int, steps: int) -> Tensor:
         return bias.unsqueeze(-2).expand(steps, *bias.shape[:-1], batch_size, bias.shape[-1]).contiguous()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.inputs = inputs[2].steps
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return *final_gradients(SharedStepWeights.gradients, gradient, *ctx.inputs), None, None, None
 
     @staticmethod
-    def gradients(gradient: torch.Tensor, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradients(gradient: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         # Steps and batch become the rows of one matmul, or of one for each direction.
         rows = torch.stack(inputs, dim=-3).flatten(-3, -2)  # (.., T B, in)
         gradient = gradient.movedim(0, -3).flatten(-3, -2)  # (.., T B, out)
@@ -88,38 +86,38 @@ class StepProduct(CustomGradient):
     """`states @ weight + bias`, where [`SharedStepWeights`] makes the gradient of the weight."""
 
     @staticmethod
-    def forward(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def forward(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return step_product(states, weight, bias)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         if not ctx.needs_input_grad[0]:
             return None, None, gradient
         return final_gradients(StepProduct.gradient, gradient, *ctx.saved_tensors), None, gradient
 
     @staticmethod
-    def gradient(gradient: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def gradient(gradient: Tensor, weight: Tensor) -> Tensor:
         return step_matmul(gradient, weight.transpose(-1, -2))
 
 
-def step_product(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def step_product(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if states.dim() == 2 and not torch.is_grad_enabled() and takes_onednn(states, weight):
         return fast_product(states, weight).add_(bias)
     return (torch.addmm if states.dim() == 2 else torch.baddbmm)(bias, states, weight)
 
 
-def step_matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def step_matmul(left: Tensor, right: Tensor) -> Tensor:
     return fast_product(left, right) if left.dim() == 2 else torch.matmul(left, right)
 
 
 class StepProjection:
     """A linear layer applied once a step to `batch_size` rows, of one direction or with a stacked weight of all."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor, batch_size: int, steps: int):
+    def __init__(self, weight: Tensor, bias: Tensor, batch_size: int, steps: int):
         self.inputs: StepInputs | None = None
         low = autocast_dtype(weight.device)
         if low is not None:  # convert once, not at every step
@@ -131,7 +129,7 @@ class StepProjection:
             weight = weight.detach()
         self.weight = weight.transpose(-1, -2)
 
-    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+    def __call__(self, states: Tensor) -> Tensor:
         """Project states `(batch_size, in_features)` or `(directions, batch_size, in_features)`."""
         states = states.to(self.weight.dtype)
         if self.inputs is None:
@@ -145,7 +143,7 @@ def stacks_weights(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def step_projection(linears: Sequence[Pair], batch_size: int, steps: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def step_projection(linears: Sequence[Pair], batch_size: int, steps: int) -> Callable[[Tensor], Tensor]:
     """Return all directions' projections as one function of states `(directions, batch_size, in_features)`."""
     if not stacks_weights(linears[0][0].device):
         projections = [StepProjection(weight, bias, batch_size, steps) for weight, bias in linears]
@@ -158,7 +156,7 @@ def step_projection(linears: Sequence[Pair], batch_size: int, steps: int) -> Cal
 FEWEST_WORDS = 384
 
 
-def few_steps(steps: int, num_heads: int, inputs: torch.Tensor) -> bool:
+def few_steps(steps: int, num_heads: int, inputs: Tensor) -> bool:
     """
     Return whether projecting T queries to the words costs less than projecting the words to keys and values: for each
     direction 2 T d (d + length num_heads) multiplications against 2 length d^2.
@@ -170,30 +168,30 @@ def few_steps(steps: int, num_heads: int, inputs: torch.Tensor) -> bool:
 
 
 # Dropout of one step's attention.
-Drop = Callable[[torch.Tensor], torch.Tensor]
+Drop = Callable[[Tensor], Tensor]
 # Maps one step's queries (directions, batch_size, num_heads, head_dim) to the attention (directions, batch_size,
 # num_heads, length) and the contexts (directions, batch_size, num_heads * head_dim).
-Reading = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Reading = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def reads_projected_words(
     directions: Sequence[DirectionWeights],
-    inputs: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    inputs: Tensor,
+    attention_mask: Tensor | None,
     num_heads: int,
     drop: Drop,
     steps: int,
 ) -> Reading:
     """Return attention to keys and values that are projected once, before the steps."""
 
-    def project(pair: Pair) -> torch.Tensor:
+    def project(pair: Pair) -> Tensor:
         return nn.functional.linear(inputs, *pair).unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
     keys = torch.stack([project(weights.key).transpose(2, 3) for weights in directions])  # (D, B, H, head_dim, J)
     values = torch.stack([project(weights.value) for weights in directions])  # (D, B, H, J, head_dim)
     visible = None if attention_mask is None else (attention_mask != 0)[None, :, None, None, :]
 
-    def read(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(query: Tensor) -> tuple[Tensor, Tensor]:
         attention = drop(masked_softmax(torch.matmul(query[:, :, :, None], keys), visible, values.dtype))
         return attention[..., 0, :], torch.matmul(attention, values).flatten(2)  # attention (D, B, H, 1, J)
 
@@ -202,8 +200,8 @@ def reads_projected_words(
 
 def reads_words(
     directions: Sequence[DirectionWeights],
-    inputs: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    inputs: Tensor,
+    attention_mask: Tensor | None,
     num_heads: int,
     drop: Drop,
     steps: int,
@@ -229,10 +227,10 @@ def reads_words(
     words = inputs.to(to_words.weight.dtype)
     visible = None if attention_mask is None else (attention_mask != 0)[:, None, :]
 
-    def by_direction(states: torch.Tensor) -> torch.Tensor:
+    def by_direction(states: Tensor) -> Tensor:
         return states.unflatten(1, (count, heads)).transpose(0, 1)
 
-    def read(query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(query: Tensor) -> tuple[Tensor, Tensor]:
         wide = to_words(query.transpose(1, 2).flatten(0, 1)).transpose(0, 1)  # (B, D H, d)
         constant = (query * key_biases).sum(dim=-1).transpose(0, 1).flatten(1)
         scores = torch.matmul(wide, words.transpose(1, 2)) + constant[:, :, None]
@@ -247,11 +245,11 @@ def reads_words(
 
 def attentive_steps(
     directions: Iterable[Any],
-    inputs: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    initial_states: Sequence[torch.Tensor],
+    inputs: Tensor,
+    attention_mask: Tensor | None,
+    initial_states: Sequence[Tensor],
     steps: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """
     Compute [`~.modeling_biarn_transformer.attentive_steps_reference`] in fewer and larger operations: the inputs are
     prepared once, a step makes both directions, and the gradients of the weights are formed after all steps.
@@ -276,10 +274,10 @@ def attentive_steps(
 
 
 def word_step_shapes(
-    inputs: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    factors: torch.Tensor | None,
-    *tensors: torch.Tensor,
+    inputs: Tensor,
+    attention_mask: Tensor | None,
+    factors: Tensor | None,
+    *tensors: Tensor,
     num_heads: int,
     is_lstm: bool,
 ) -> Any:
@@ -290,13 +288,13 @@ def word_step_shapes(
 
 @graph_operator(word_step_shapes)
 def run_word_steps(
-    inputs: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    factors: torch.Tensor | None,
-    *tensors: torch.Tensor,
+    inputs: Tensor,
+    attention_mask: Tensor | None,
+    factors: Tensor | None,
+    *tensors: Tensor,
     num_heads: int,
     is_lstm: bool,
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """
     Run [`run_steps`] with a step for each word. `factors` are the dropout of each step's attention; `tensors` are the
     initial states, then the weights of each direction.
@@ -305,7 +303,7 @@ def run_word_steps(
     weights = [DirectionWeights.unflatten(tensors[start : start + 12]) for start in range(count, len(tensors), 12)]
     step_factors = iter(()) if factors is None else iter(factors)
 
-    def drop(attention: torch.Tensor) -> torch.Tensor:
+    def drop(attention: Tensor) -> Tensor:
         return attention if factors is None else attention * next(step_factors)
 
     return list(run_steps(weights, inputs, attention_mask, tensors[:count], inputs.shape[1], num_heads, drop, is_lstm))
@@ -313,14 +311,14 @@ def run_word_steps(
 
 def run_steps(
     directions: Sequence[DirectionWeights],
-    inputs: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    initial_states: Sequence[torch.Tensor],
+    inputs: Tensor,
+    attention_mask: Tensor | None,
+    initial_states: Sequence[Tensor],
     steps: int,
     num_heads: int,
     drop: Drop,
     is_lstm: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Run [`attentive_steps`] with the parameters of each direction."""
     count, (batch_size, _, embed_dim) = len(directions), inputs.shape
     head_dim = embed_dim // num_heads
@@ -380,12 +378,12 @@ class AbsorbingAttention(MultiHeadAttention):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: Tensor,
         key_value_states: Any = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         cache: Cache | None = None,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         if not self.absorbs(hidden_states, key_value_states, cache):
             return super().forward(hidden_states, key_value_states, attention_mask, cache, **kwargs)
         batch_size, query_length, width = hidden_states.shape
@@ -402,7 +400,7 @@ class AbsorbingAttention(MultiHeadAttention):
         weights = weights.unflatten(1, (-1, query_length)).flatten(0, 1).transpose(1, 2)
         return output.view(batch_size, query_length, self.embed_dim), weights
 
-    def absorbs(self, hidden_states: torch.Tensor, key_value_states: torch.Tensor, cache: Cache | None) -> bool:
+    def absorbs(self, hidden_states: Tensor, key_value_states: Tensor, cache: Cache | None) -> bool:
         """Return whether the memory is short enough, and used often enough, to be projected instead of the queries."""
         if hidden_states.device.type != "cpu" or not enabled():
             return False
@@ -415,7 +413,7 @@ class AbsorbingAttention(MultiHeadAttention):
             and (cache is None or (source_memories(cache) is not None and self.layer_idx is not None))
         )
 
-    def absorb_memory(self, key_value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def absorb_memory(self, key_value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys, whose last row is the share of the queries' bias, and values, of all heads side by side."""
         key, value = self.project_memory(key_value_states)  # (num_sources, H, J, D)
         key = key * self.scaling

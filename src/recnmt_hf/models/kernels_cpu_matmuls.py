@@ -9,13 +9,13 @@ import functools
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .kernels_shared import CustomGradient, allowed, enabled, has_bfloat16, is_plain
 
 
-ORDINARY = (torch.Tensor, nn.Parameter)
+ORDINARY = (Tensor, nn.Parameter)
 # oneDNN computes a matmul if the left side has so many rows, and rows * elements of the right side reach this number.
 FEWEST_ROWS, SMALLEST_MATMUL = 16, 2**21
 # The same for a weight in oneDNN's order; several rows need only a weight of this size.
@@ -35,7 +35,7 @@ def has_onednn() -> bool:
 # -- with gradients ----------------------------------------------------------------------------------------------------
 
 
-def onednn_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute a linear layer by oneDNN; a weight with gaps between its rows is slow to read, so copy it."""
     if not (weight.is_contiguous() or weight.t().is_contiguous()):
         by_columns = weight.stride(0) < weight.stride(1)
@@ -43,7 +43,7 @@ def onednn_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
     return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
 
 
-def takes_onednn(left: torch.Tensor, right: torch.Tensor) -> bool:
+def takes_onednn(left: Tensor, right: Tensor) -> bool:
     """Return whether a matmul of `left` `(.., k)` with the elements of `right` uses oneDNN."""
     return (
         enabled()
@@ -62,14 +62,14 @@ def takes_onednn(left: torch.Tensor, right: torch.Tensor) -> bool:
     )
 
 
-def fast_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def fast_product(left: Tensor, right: Tensor) -> Tensor:
     """Return `left @ right` of `(m, k)` and `(k, n)` in any memory order; no gradient is recorded."""
     if takes_onednn(left, right):
         return onednn_linear(left, right.t(), None)
     return torch.mm(left, right)
 
 
-def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add `left @ right` to `total`, in the type of `total`; see [`fast_product`]."""
     if total.dtype == left.dtype and not takes_onednn(left, right):
         total.addmm_(left, right)
@@ -81,15 +81,15 @@ class OneDNNLinear(CustomGradient):
     """`states @ weight.T + bias` with its gradients by oneDNN; second derivatives use torch's own matmuls."""
 
     @staticmethod
-    def forward(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def forward(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return onednn_linear(states, weight, bias)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0], inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         states, weight = ctx.saved_tensors
         multiply = torch.mm if torch.is_grad_enabled() else fast_product
         grad_states = multiply(gradient, weight) if ctx.needs_input_grad[0] else None
@@ -97,7 +97,7 @@ class OneDNNLinear(CustomGradient):
         return grad_states, grad_weight, gradient.sum(dim=0) if ctx.needs_input_grad[2] else None
 
 
-def fast_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def fast_linear(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute `torch.nn.functional.linear`, with its gradients, by oneDNN where that is faster."""
     if not takes_onednn(states, weight):
         return nn.functional.linear(states, weight, bias)
@@ -106,7 +106,7 @@ def fast_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return multiply(flat, weight, bias).view(*states.shape[:-1], weight.shape[0])
 
 
-def project(layer: nn.Module, states: torch.Tensor, activation: Any = None) -> torch.Tensor:
+def project(layer: nn.Module, states: Tensor, activation: Any = None) -> Tensor:
     """Apply a linear layer to states `(.., in_features)` by the fastest matmul, then an activation; call adapters."""
     packed = None if torch.compiler.is_compiling() else layer.__dict__.get("packed_weight")
     if packed is not None and packed.suits(layer, states):
@@ -130,7 +130,7 @@ class PackedWeight:
     def __init__(self) -> None:
         self.content: tuple[Any, ...] = (None, None)
 
-    def suits(self, layer: nn.Linear, states: torch.Tensor) -> bool:
+    def suits(self, layer: nn.Linear, states: Tensor) -> bool:
         """Return whether this is faster, and nothing trains, casts, observes or replaces the layer's operations."""
         weight: Any = layer._parameters["weight"]
         size = weight.numel()
@@ -143,7 +143,7 @@ class PackedWeight:
             )
             and states.dtype == weight.dtype
             and (states.dtype == torch.float32 or (states.dtype == torch.bfloat16 and has_bfloat16()))
-            and type(states) is torch.Tensor
+            and type(states) is Tensor
             and type(weight) is nn.Parameter
             and weight.is_cpu
             and states.is_cpu
@@ -155,7 +155,7 @@ class PackedWeight:
             and _get_current_dispatch_mode() is None
         )
 
-    def multiply(self, layer: nn.Linear, states: torch.Tensor, activation: Any = None) -> torch.Tensor:
+    def multiply(self, layer: nn.Linear, states: Tensor, activation: Any = None) -> Tensor:
         """Return `activation(states @ weight.T + bias)` of a layer that this suits."""
         weight: Any = layer._parameters["weight"]
         version = (weight.data_ptr(), weight._version)

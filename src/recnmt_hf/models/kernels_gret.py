@@ -6,19 +6,20 @@ with a capsule, `(W_k h_i) . u_k = h_i . (W_k^T u_k)`. The plain reference is [`
 """
 
 import torch
+from torch import Tensor
 
 from .attention import masked_softmax
 from .kernels_shared import wide_type
 
 
-def squash(vectors: torch.Tensor) -> torch.Tensor:
+def squash(vectors: Tensor) -> Tensor:
     """`|t|^2 / (1 + |t|^2) t / |t|` over the last axis, 0 for 0 (Sabour et al., 2017, Eq. 1), in at least float32."""
     wide = vectors if vectors.dtype == torch.float64 else vectors.float()
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     return wide * (norm / (1 + norm.square()))
 
 
-def couplings(logits: torch.Tensor, visible: torch.Tensor | None, axis: str) -> torch.Tensor:
+def couplings(logits: Tensor, visible: Tensor | None, axis: str) -> Tensor:
     """Return the softmax of logits `(rows, capsules, length)` over `"positions"` or `"capsules"`, 0 if not visible."""
     if axis == "positions":
         return masked_softmax(logits, visible, logits.dtype)
@@ -35,8 +36,8 @@ def saves_votes(length: int, num_capsules: int, capsule_dim: int, width: int, it
 
 
 def route(
-    states: torch.Tensor, weight: torch.Tensor, attention_mask: torch.Tensor | None, iterations: int, axis: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+    states: Tensor, weight: Tensor, attention_mask: Tensor | None, iterations: int, axis: str
+) -> tuple[Tensor, Tensor]:
     """Compute [`~.modeling_gret.route_reference`] from words and W `(capsules, capsule_dim, width)`."""
     dtype, (capsules, _, _), (rows, length, _) = states.dtype, weight.shape, states.shape
     wide = wide_type(dtype)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .kernels_cpu_matmuls import fast_linear
 from .kernels_recurrent_layers import StepMatmuls
@@ -22,19 +23,17 @@ BLOCK, LARGE_BLOCK = 2**15, 2**24
 ROWS = 512
 
 
-def spread(units: torch.Tensor, chunk_size: int) -> torch.Tensor:
+def spread(units: Tensor, chunk_size: int) -> Tensor:
     """Repeat each unit of `(.., n)` for all channels of its chunk, `(.., n * chunk_size)`."""
     return units if chunk_size == 1 else units.repeat_interleave(chunk_size, dim=-1)
 
 
-def doubled_sigmoid(values: torch.Tensor) -> torch.Tensor:
+def doubled_sigmoid(values: Tensor) -> Tensor:
     """Return `s = sigmoid(2 x)`, where `2 s - 1` is tanh(x): half the time of tanh on CPU, at the type's precision."""
     return torch.add(values, values).sigmoid_()
 
 
-def input_gates(
-    inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]
-) -> torch.Tensor:
+def input_gates(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
     """Return the inputs' part of all gates, `(directions, words, gates)`, in the data type of the gates."""
     if weights[0] is None:
         return torch.stack(tuple(inputs))
@@ -61,7 +60,7 @@ def blocks_of(counts: Sequence[int], words: int) -> list[range]:
     return [*blocks, range(start, len(counts))]
 
 
-def previous_rows(values: torch.Tensor, counts: Sequence[int], starts: Sequence[int], steps: range) -> torch.Tensor:
+def previous_rows(values: Tensor, counts: Sequence[int], starts: Sequence[int], steps: range) -> Tensor:
     """Return the rows of `values` `(directions, words, ..)` one step before the words of `steps`, without step 0."""
     if counts[steps.start - 1] == counts[steps.stop - 1]:  # one piece of memory
         return values[:, starts[steps.start - 1] : starts[steps.stop - 1]]
@@ -70,14 +69,14 @@ def previous_rows(values: torch.Tensor, counts: Sequence[int], starts: Sequence[
 
 
 def step_factors(
-    gates: torch.Tensor,
-    masters: torch.Tensor,
-    cells: torch.Tensor,
+    gates: Tensor,
+    masters: Tensor,
+    cells: Tensor,
     counts: Sequence[int],
     starts: Sequence[int],
     steps: range,
     chunk_size: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     Return the factors of gradients on their way back through `steps`, for all words of these steps:
 
@@ -116,11 +115,11 @@ def step_factors(
 
 
 def backward_steps(
-    buffer: torch.Tensor,
-    grad_buffer: torch.Tensor,
-    shares: torch.Tensor,
-    cells: torch.Tensor,
-    gradient: torch.Tensor,
+    buffer: Tensor,
+    grad_buffer: Tensor,
+    shares: Tensor,
+    cells: Tensor,
+    gradient: Tensor,
     matmuls: Sequence[StepMatmuls],
     counts: Sequence[int],
     chunk_size: int,
@@ -177,9 +176,7 @@ class ONLSTMSteps(CustomGradient):
     """
 
     @staticmethod
-    def forward(
-        counts: Sequence[int], chunk_size: int, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(counts: Sequence[int], chunk_size: int, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inputs, input_weights, biases, weights = (tensors[part::4] for part in range(4))
         directions, words, size = len(weights), inputs[0].shape[0], weights[0].shape[1]
         rows = 4 * size  # the master gates follow
@@ -217,7 +214,7 @@ class ONLSTMSteps(CustomGradient):
         return states, buffer, shares, cells
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.settings, tensors = inputs[:2], inputs[2:]
         ctx.autocast_dtype = autocast_dtype(tensors[0].device)
         ctx.mark_non_differentiable(*output[1:])
@@ -225,7 +222,7 @@ class ONLSTMSteps(CustomGradient):
         ctx.save_for_backward(*output, *tensors[::4], *tensors[1::4], *tensors[3::4])
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None, *unused: None) -> Any:
+    def backward(ctx: Any, gradient: Tensor | None, *unused: None) -> Any:
         if gradient is None:
             return (None,) * len(ctx.needs_input_grad)
         compute = functools.partial(ONLSTMSteps.gradients, *ctx.settings, ctx.autocast_dtype, ctx.needs_input_grad[2:])
@@ -237,9 +234,9 @@ class ONLSTMSteps(CustomGradient):
         chunk_size: int,
         autocast: torch.dtype | None,
         needed: Sequence[bool],
-        gradient: torch.Tensor,
-        *saved: torch.Tensor,
-    ) -> tuple[torch.Tensor | None, ...]:
+        gradient: Tensor,
+        *saved: Tensor,
+    ) -> tuple[Tensor | None, ...]:
         states, buffer, shares, cells, *tensors = saved
         inputs, input_weights, weights = (tensors[part * len(states) : (part + 1) * len(states)] for part in range(3))
         with with_autocast(gradient.device, autocast):
@@ -252,7 +249,7 @@ class ONLSTMSteps(CustomGradient):
         first, starts = counts[0], list(itertools.accumulate(counts, initial=0))
         # The first step has no previous state.
         previous = previous_rows(states, counts, starts, range(1, len(counts))) if len(counts) > 1 else states[:, :0]
-        results: list[torch.Tensor | None] = []
+        results: list[Tensor | None] = []
         for direction, (input_matmul, matmul) in enumerate(zip(input_matmuls, matmuls, strict=True)):
             need_inputs, need_input_weight, need_bias, need_weight = needed[4 * direction : 4 + 4 * direction]
             words, grad_gates = inputs[direction], grad_buffer[direction]

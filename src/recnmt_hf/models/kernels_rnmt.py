@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .attention import masked_softmax
 from .kernels_cpu_matmuls import add_product, fast_linear, fast_product, project
@@ -36,7 +36,7 @@ FEW_VALUES = 2**12
 STORED_PAIR_BYTES = 2**28
 
 
-def counted_pairs(features: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def counted_pairs(features: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return which j are real tokens, `(batch_size, length)`, and their number, `(batch_size, 1, 1)`."""
     if attention_mask is None:
         count = torch.full((features.shape[0], 1, 1), float(features.shape[1]), device=features.device)
@@ -45,7 +45,7 @@ def counted_pairs(features: torch.Tensor, attention_mask: torch.Tensor | None) -
     return real.to(features.dtype), real.sum(dim=1).clamp(min=1)[:, None, None].float()
 
 
-def all_pairs(layers: Iterable[Any], features: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+def all_pairs(layers: Iterable[Any], features: Tensor, attention_mask: Tensor | None) -> Tensor:
     """
     Compute [`~.modeling_rnmt.all_pairs_reference`] with memory for a tile of pairs only. The first layer costs two
     matmuls per word, `W [c_i; c_j] = W_a c_i + W_b c_j`. The others run over a tile of pairs at a time, which fits the
@@ -84,7 +84,7 @@ class Tile(NamedTuple):
     length: int
 
 
-def pair_tiles(states: torch.Tensor, lengths: list[int] | None = None) -> Iterator[Tile]:
+def pair_tiles(states: Tensor, lengths: list[int] | None = None) -> Iterator[Tile]:
     """
     Cut the pairs of a batch into tiles: several short sentences, or some words of a long one. With `lengths`, the real
     words of each sentence, most pairs with padding are skipped.
@@ -114,9 +114,7 @@ def pair_tiles(states: torch.Tensor, lengths: list[int] | None = None) -> Iterat
             yield Tile(rows, slice(word, min(word + words, length)), length)
 
 
-def tile_states(
-    tile: Tile, left: torch.Tensor, right: torch.Tensor, parameters: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
+def tile_states(tile: Tile, left: Tensor, right: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return the outputs of all layers for a tile of pairs, one row for each pair."""
     pairs = left[tile.rows, tile.words][:, :, None] + right[tile.rows, : tile.length][:, None]
     states = [nn.functional.leaky_relu(pairs, SLOPE, inplace=True).flatten(0, 2)]
@@ -125,7 +123,7 @@ def tile_states(
     return states
 
 
-def pool(states: torch.Tensor, tile: Tile, real: torch.Tensor) -> torch.Tensor:
+def pool(states: Tensor, tile: Tile, real: Tensor) -> Tensor:
     """Return the sum over the real j of a tile's last states, `(sentences, words, m)`."""
     real = real[tile.rows, : tile.length]
     sentences, length = real.shape
@@ -138,15 +136,11 @@ class PairTiles(CustomGradient):
 
     @staticmethod
     def forward(
-        left: torch.Tensor,
-        right: torch.Tensor,
-        real: torch.Tensor,
-        lengths: list[int] | None,
-        *parameters: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+        left: Tensor, right: Tensor, real: Tensor, lengths: list[int] | None, *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
         batch_size, length, width = left.shape
         size = batch_size * length**2 * width * left.element_size() * (1 + len(parameters) // 2)
-        saved: list[torch.Tensor] = []
+        saved: list[Tensor] = []
         pooled = torch.zeros_like(left)
         with with_autocast(left.device, None):
             for tile in pair_tiles(left, lengths):
@@ -157,7 +151,7 @@ class PairTiles(CustomGradient):
         return pooled, *saved
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         left, right, real, lengths, *parameters = inputs
         ctx.lengths, ctx.count = lengths, len(parameters)
         ctx.mark_non_differentiable(*output[1:])
@@ -165,7 +159,7 @@ class PairTiles(CustomGradient):
         ctx.save_for_backward(left, right, real, *parameters, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None, *unused: None) -> Any:
+    def backward(ctx: Any, gradient: Tensor | None, *unused: None) -> Any:
         if gradient is None:
             return (None,) * (4 + ctx.count)
         compute = functools.partial(PairTiles.gradients, ctx.lengths, ctx.count)
@@ -174,8 +168,8 @@ class PairTiles(CustomGradient):
 
     @staticmethod
     def gradients(
-        lengths: list[int] | None, count: int, gradient: torch.Tensor, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
+        lengths: list[int] | None, count: int, gradient: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor | None, ...]:
         left, right, real, *rest = tensors
         parameters, saved, layers = rest[:count], iter(rest[count:]), count // 2
         wide = wide_type(left.dtype)  # of sums over many tiles
@@ -198,7 +192,7 @@ class PairTiles(CustomGradient):
         return grad_left, grad_right.to(right.dtype), None, None, *grad_parameters
 
 
-def leaky_relu_gradient(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+def leaky_relu_gradient(gradient: Tensor, output: Tensor) -> Tensor:
     """Return the gradient before a leaky ReLU from that after it, in place; input and output have the same sign."""
     return torch.ops.aten.leaky_relu_backward.grad_input(gradient, output, SLOPE, True, grad_input=gradient)
 
@@ -207,12 +201,12 @@ class StepWeights(NamedTuple):
     """The parameters that the steps read; `word_weight` and `word_bias` are `None` for RNNsearch."""
 
     word_weight: Any  # (3 d, d) of the first GRU's state
-    word_bias: torch.Tensor | None  # (3 d,)
-    query_weight: torch.Tensor  # (d, d)
-    score: torch.Tensor  # (d,)
-    context_weight: torch.Tensor  # (3 d, d) of the second GRU's state
-    context_bias: torch.Tensor  # (3 d,)
-    gate_bias: torch.Tensor  # (3 d,) of the second GRU's input
+    word_bias: Tensor | None  # (3 d,)
+    query_weight: Tensor  # (d, d)
+    score: Tensor  # (d,)
+    context_weight: Tensor  # (3 d, d) of the second GRU's state
+    context_bias: Tensor  # (3 d,)
+    gate_bias: Tensor  # (3 d,) of the second GRU's input
 
 
 STEP_WEIGHTS = len(StepWeights._fields)
@@ -222,13 +216,13 @@ READ_BY_STEPS = (0, 3, 4, 6 + STEP_WEIGHTS, 7 + STEP_WEIGHTS)
 
 def run_steps(
     recurrence: Any,
-    words: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    visible: torch.Tensor | None,
-    state: torch.Tensor,
-    token_mask: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    words: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    state: Tensor,
+    token_mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """
     Compute [`~.modeling_rnmt.run_steps_reference`] with few operations in the loop: the words' part of the gates is one
     matmul, keys and values are given. The backward pass ([`AttentionalSteps`]) forms the gradients of the weights after
@@ -246,7 +240,7 @@ def run_steps(
     return states.transpose(0, 1), attention.transpose(0, 1)[:, None]
 
 
-def map_words(recurrence: Any, words: torch.Tensor) -> torch.Tensor:
+def map_words(recurrence: Any, words: Tensor) -> Tensor:
     """Return the part of words `(batch_size, steps, d)` of the (first) GRU's gates, `(steps, batch_size, 3 * d)`."""
     words = words.transpose(0, 1)
     if recurrence.step_layers is not None:
@@ -279,32 +273,32 @@ def step_layers(recurrence: Any) -> list[Any] | None:
     return [layers.get(name) for name in ("state", "query", "context")]
 
 
-def attentional_shapes(gates: torch.Tensor, keys: torch.Tensor, *rest: torch.Tensor | None) -> Any:
+def attentional_shapes(gates: Tensor, keys: Tensor, *rest: Tensor | None) -> Any:
     steps, rows = gates.shape[:2]
     return [((steps, rows, keys.shape[2]), keys.dtype), ((steps, rows, keys.shape[1]), keys.dtype)]
 
 
 @graph_operator(attentional_shapes)
-def attentional_states(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
+def attentional_states(*tensors: Tensor | None) -> list[Tensor]:
     """Return states and attention of all steps; the arguments are the tensors of [`steps_forward`]."""
     return differentiable_steps(tensors)
 
 
-def differentiable_steps(tensors: Sequence[Any], further: Any = None) -> list[torch.Tensor]:
+def differentiable_steps(tensors: Sequence[Any], further: Any = None) -> list[Tensor]:
     """Run [`steps_forward`], as [`AttentionalSteps`] where gradients are needed."""
     if torch.is_grad_enabled() and not is_exporting():
         return list(AttentionalSteps.apply(SavedSteps(further), *tensors))
     return steps_forward(tensors, further=further)
 
 
-def tanh_(values: torch.Tensor) -> torch.Tensor:
+def tanh_(values: Tensor) -> Tensor:
     """Compute tanh in place; in large float32 tensors on the CPU as `2 sigmoid(2 x) - 1`, a quarter of the time."""
     if is_exporting() or not values.is_cpu or values.dtype != torch.float32 or values.requires_grad:
         return values.tanh_()
     return values.tanh_() if values.numel() < FEW_VALUES else values.mul_(2).sigmoid_().mul_(2).sub_(1)
 
 
-def attend(query: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor | None, score: torch.Tensor) -> torch.Tensor:
+def attend(query: Tensor, keys: Tensor, visible: Tensor | None, score: Tensor) -> Tensor:
     """Return the weights of additive attention, `(num_sources, g, source_length)`, for queries W s, keys U h_i + b."""
     sources, _, width = keys.shape
     energies = tanh_(query.view(sources, -1, 1, width) + keys[:, None])
@@ -322,10 +316,10 @@ def step_matmuls(weights: StepWeights) -> tuple[Any, StepMatmuls, StepMatmuls]:
 
 def steps_forward(
     tensors: Sequence[Any],
-    saved: list[tuple[torch.Tensor | None, ...]] | None = None,
+    saved: list[tuple[Tensor | None, ...]] | None = None,
     further: Any = None,
     maps: Sequence[Any] | None = None,
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """
     Run all steps without gradients. The `tensors` are the words' part of the (first) GRU's gates `(steps, batch_size,
     3 * d)`, keys, values, which keys are visible, the first state, `real` `(steps, batch_size, 1)`, which is `False`
@@ -342,8 +336,8 @@ def steps_forward(
     is_conditional = weights.word_weight is not None
     map_word, map_query, map_context = step_matmuls(weights) if maps is None else maps
 
-    def advance(state: torch.Tensor, gate: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        first: tuple[torch.Tensor | None, ...] = (None, None, None)
+    def advance(state: Tensor, gate: Tensor, *inputs: Tensor) -> list[Tensor]:
+        first: tuple[Tensor | None, ...] = (None, None, None)
         middle = state
         if is_conditional:
             recurrent = map_word(state)
@@ -366,7 +360,7 @@ def steps_forward(
 
     inputs = [gates] if part is None else [gates, *part.inputs]
 
-    def scan_step(carry: Sequence[torch.Tensor], row: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def scan_step(carry: Sequence[Tensor], row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         parts = row.split(sizes, dim=-1)
         results = advance(carry[0], *parts[: len(inputs)])
         if real is not None:
@@ -391,22 +385,22 @@ class SavedSteps:
     """The argument `further` of [`steps_forward`], and the tensors saved for each step, too many to return them."""
 
     further: Any = None
-    tensors: tuple[torch.Tensor | None, ...] = ()
+    tensors: tuple[Tensor | None, ...] = ()
 
 
 class AttentionalSteps(CustomGradient):
     """[`steps_forward`] with its backward pass, which recomputes the attention's energies. Not differentiable twice."""
 
     @staticmethod
-    def forward(saved: SavedSteps, *tensors: Any) -> tuple[torch.Tensor, ...]:
+    def forward(saved: SavedSteps, *tensors: Any) -> tuple[Tensor, ...]:
         """Run [`steps_forward`] with its tensors."""
-        steps: list[tuple[torch.Tensor | None, ...]] = []
+        steps: list[tuple[Tensor | None, ...]] = []
         results = steps_forward(tensors, steps, saved.further)
         saved.tensors = tuple(tensor for step in steps for tensor in step)
         return tuple(results)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         saved, *tensors = inputs
         ctx.autocast_dtype = autocast_dtype(tensors[1].device)
         ctx.further, ctx.sizes = saved.further, (len(output), len(tensors))
@@ -420,7 +414,7 @@ class AttentionalSteps(CustomGradient):
         return super().vmap(info, in_dims, SavedSteps(saved.further), *inputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         compute = functools.partial(AttentionalSteps.gradients, ctx.autocast_dtype, ctx.further, *ctx.sizes)
         with with_autocast(gradients[0].device, None):
             return None, *final_gradients(compute, *gradients, *ctx.saved_tensors)
@@ -428,7 +422,7 @@ class AttentionalSteps(CustomGradient):
     @staticmethod
     def gradients(
         autocast: torch.dtype | None, further: Any, results: int, inputs: int, *saved: Any
-    ) -> tuple[torch.Tensor | None, ...]:
+    ) -> tuple[Tensor | None, ...]:
         (grad_states, grad_attention, *grad_others), saved = saved[:results], saved[results:]
         tensors, saved = saved[:inputs], saved[inputs:]
         (attention, *others), saved = saved[: results - 1], saved[results - 1 :]
@@ -508,7 +502,7 @@ class AttentionGradients:
     The energies are computed again.
     """
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, score: torch.Tensor):
+    def __init__(self, keys: Tensor, values: Tensor, score: Tensor):
         self.keys, self.score = keys, score
         self.transposed = values.transpose(1, 2)
         self.slopes = torch.zeros_like(keys)  # sum over steps of (gradient of the score) * (1 - tanh^2)
@@ -516,12 +510,7 @@ class AttentionGradients:
         self.of_score = torch.zeros_like(score)
 
     def add_step(
-        self,
-        query: torch.Tensor,
-        attention: torch.Tensor,
-        grad_reads: torch.Tensor,
-        grad_attention: torch.Tensor,
-        grad_query: torch.Tensor,
+        self, query: Tensor, attention: Tensor, grad_reads: Tensor, grad_attention: Tensor, grad_query: Tensor
     ) -> None:
         """
         Add a step with the queries `(rows, d)` and weights `(rows, source_length)`, from the gradients of the weighted
@@ -546,7 +535,7 @@ class AttentionGradients:
         else:
             self.slopes += (grad_score[..., None] * slopes).sum(dim=1)
 
-    def of_values(self, attention: torch.Tensor, grad_reads: torch.Tensor) -> torch.Tensor:
+    def of_values(self, attention: Tensor, grad_reads: Tensor) -> Tensor:
         """Return the gradient of the values from the weights and the gradients of the sums of all steps."""
         sources, length, _ = self.keys.shape
         steps, rows = grad_reads.shape[:2]
@@ -555,9 +544,7 @@ class AttentionGradients:
         return torch.matmul(by_source, grad_reads.view(steps, sources, group, -1).transpose(0, 1).flatten(1, 2))
 
 
-def gru_step(
-    gates: torch.Tensor, recurrent: torch.Tensor, state: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def gru_step(gates: Tensor, recurrent: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     Compute a GRU from `gates`, `W x + b`, and `recurrent`, `U h + b'`, of r, z and n, both `(batch_size, 3 * d)`:
     `r, z = sigmoid(..)`, `n = tanh(W x + b + r (U h + b'))`, `h' = (1 - z) n + z h`. Return h', `[r; z]` and n.
@@ -569,14 +556,14 @@ def gru_step(
 
 
 def gru_step_backward(
-    gradient: torch.Tensor,
-    state: torch.Tensor,
-    both: torch.Tensor,
-    new: torch.Tensor,
-    recurrent: torch.Tensor,
-    grad_gates: torch.Tensor,
-    grad_recurrent: torch.Tensor,
-) -> torch.Tensor:
+    gradient: Tensor,
+    state: Tensor,
+    both: Tensor,
+    new: Tensor,
+    recurrent: Tensor,
+    grad_gates: Tensor,
+    grad_recurrent: Tensor,
+) -> Tensor:
     """Fill the gradients of both arguments of [`gru_step`]; return the old state's part outside `recurrent` (of n)."""
     width = state.shape[-1]
     reset, update = both[:, :width], both[:, width:]

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .user_errors import UserError
 
@@ -115,7 +115,7 @@ class CustomGradient(torch.autograd.Function):
             cls.apply(*(sample(value, dim, index) for value, dim in zip(inputs, in_dims, strict=True)))
             for index in range(info.batch_size)
         ]
-        if isinstance(samples[0], torch.Tensor):
+        if isinstance(samples[0], Tensor):
             return torch.stack(samples), 0
         outputs = tuple(None if column[0] is None else torch.stack(column) for column in zip(*samples, strict=True))
         return outputs, tuple(None if output is None else 0 for output in outputs)
@@ -125,7 +125,7 @@ class FinalGradients(CustomGradient):
     """Results of a backward pass that cannot be differentiated themselves."""
 
     @staticmethod
-    def forward(compute: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
+    def forward(compute: Callable[..., Any], *tensors: Tensor | None) -> Any:
         return compute(*tensors)
 
     @staticmethod
@@ -133,11 +133,11 @@ class FinalGradients(CustomGradient):
         pass
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
         raise UserError(FINAL)
 
 
-def final_gradients(compute: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
+def final_gradients(compute: Callable[..., Any], *tensors: Tensor | None) -> Any:
     """Return `compute(*tensors)` in a backward pass; differentiating it raises a `UserError`."""
     # Gradients are recorded with create_graph=True or by a transform of torch.func.
     return FinalGradients.apply(compute, *tensors) if torch.is_grad_enabled() else compute(*tensors)
@@ -165,7 +165,7 @@ def graph_operator(shapes: Shapes) -> Callable[[Callable[..., Any]], Callable[..
         operator = define_operator(function, shapes)
 
         @functools.wraps(function)
-        def call(*tensors: torch.Tensor | None, **settings: Any) -> Any:
+        def call(*tensors: Tensor | None, **settings: Any) -> Any:
             if not torch.compiler.is_compiling() or is_exporting():
                 return function(*tensors, **settings)
             inputs = [tensor for tensor in tensors if tensor is not None]
@@ -187,19 +187,17 @@ def define_operator(function: Callable[..., Any], shapes: Shapes) -> Any:
     settings = "".join(f", {kind} {name}" for name, kind in kinds.items())
     arguments = f"Tensor[] inputs, bool[] present, ScalarType? autocast{settings}"
 
-    def apply(run: Callable[..., Any], inputs: Sequence[torch.Tensor], present: Sequence[bool], values: Any) -> Any:
+    def apply(run: Callable[..., Any], inputs: Sequence[Tensor], present: Sequence[bool], values: Any) -> Any:
         rest, keywords = iter(inputs), dict(zip(kinds, values, strict=True))
         return run(*(next(rest) if is_tensor else None for is_tensor in present), **keywords)
 
-    def forward(inputs: list[torch.Tensor], present: list[bool], autocast: Any, *values: Any) -> list[torch.Tensor]:
+    def forward(inputs: list[Tensor], present: list[bool], autocast: Any, *values: Any) -> list[Tensor]:
         with with_autocast(inputs[0].device, autocast):
             results = apply(function, inputs, present, values)
         expected = apply(shapes, inputs, present, values)
         return [result.to(dtype).contiguous() for result, (_, dtype) in zip(results, expected, strict=True)]
 
-    def backward(
-        gradients: list[torch.Tensor], needed: list[bool], inputs: list[torch.Tensor], *rest: Any
-    ) -> list[torch.Tensor]:
+    def backward(gradients: list[Tensor], needed: list[bool], inputs: list[Tensor], *rest: Any) -> list[Tensor]:
         with torch.enable_grad():
             inputs = [tensor.detach().requires_grad_(need) for tensor, need in zip(inputs, needed, strict=True)]
             results = forward(inputs, *rest)
@@ -217,7 +215,7 @@ def define_operator(function: Callable[..., Any], shapes: Shapes) -> Any:
         tensors, *ctx.rest = inputs
         ctx.save_for_backward(*tensors)
 
-    def differentiate(ctx: Any, gradients: list[torch.Tensor]) -> Any:
+    def differentiate(ctx: Any, gradients: list[Tensor]) -> Any:
         if torch.is_grad_enabled():  # create_graph=True
             raise UserError(FINAL)
         needed = [bool(need) for need in ctx.needs_input_grad[0]]
@@ -239,11 +237,11 @@ def define_operator(function: Callable[..., Any], shapes: Shapes) -> Any:
     library.impl(name_backward, torch.library.fallthrough_kernel, "Autograd")
 
     @torch.library.register_fake(f"{space}::{name}", lib=library)
-    def forward_shapes(inputs: Any, present: Any, autocast: Any, *values: Any) -> list[torch.Tensor]:
+    def forward_shapes(inputs: Any, present: Any, autocast: Any, *values: Any) -> list[Tensor]:
         return [inputs[0].new_empty(shape, dtype=dtype) for shape, dtype in apply(shapes, inputs, present, values)]
 
     @torch.library.register_fake(f"{space}::{name_backward}", lib=library)
-    def backward_shapes(gradients: Any, needed: Any, inputs: Any, *rest: Any) -> list[torch.Tensor]:
+    def backward_shapes(gradients: Any, needed: Any, inputs: Any, *rest: Any) -> list[Tensor]:
         return [tensor.new_empty(tensor.shape) for tensor, need in zip(inputs, needed, strict=True) if need]
 
     torch.library.register_autograd(f"{space}::{name}", differentiate, setup_context=setup_context, lib=library)
@@ -254,10 +252,10 @@ def define_operator(function: Callable[..., Any], shapes: Shapes) -> Any:
 
 # -- steps of a recurrence ---------------------------------------------------------------------------------------------
 
-Step = Callable[[Sequence[torch.Tensor], torch.Tensor], tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]
+Step = Callable[[Sequence[Tensor], Tensor], tuple[Sequence[Tensor], Sequence[Tensor]]]
 
 
-def scan_steps(step: Step, carry: Sequence[torch.Tensor], inputs: torch.Tensor) -> list[torch.Tensor]:
+def scan_steps(step: Step, carry: Sequence[Tensor], inputs: Tensor) -> list[Tensor]:
     """
     Run a recurrence as a loop, or in an exported graph as one operator. `step` maps a carry and a row of `inputs`
     `(steps, ..)` to the next carry and its outputs. Return the outputs of all steps.
@@ -265,12 +263,12 @@ def scan_steps(step: Step, carry: Sequence[torch.Tensor], inputs: torch.Tensor) 
     if is_exporting():
         from torch._higher_order_ops.scan import scan
 
-        def traced_step(carry: list[torch.Tensor], row: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        def traced_step(carry: list[Tensor], row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
             next_carry, outputs = step(carry, row)
             return list(next_carry), [output.clone() for output in outputs]  # no tensor may be both
 
         return scan(traced_step, list(carry), inputs)[1]
-    all_outputs: list[Sequence[torch.Tensor]] = []
+    all_outputs: list[Sequence[Tensor]] = []
     for row in inputs.unbind(0):
         carry, outputs = step(carry, row)
         all_outputs.append(outputs)
@@ -292,7 +290,7 @@ def has_bfloat16() -> bool:
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
-def prefers_plain_matmuls(query: torch.Tensor, key: torch.Tensor, dropout: float) -> bool:
+def prefers_plain_matmuls(query: Tensor, key: Tensor, dropout: float) -> bool:
     """
     Return whether attention by plain matmuls is faster than sdpa on the CPU, for query and key `(batch_size, num_heads,
     length, head_dim)`. With dropout, sdpa makes the same matmuls with a slower dropout; in bfloat16 it is slow for few
@@ -308,20 +306,20 @@ def prefers_plain_matmuls(query: torch.Tensor, key: torch.Tensor, dropout: float
     return query.dtype == torch.bfloat16 and queries >= MANY_QUERIES and keys <= MOST_KEYS and allowed()
 
 
-def has_short_rows(scores: torch.Tensor) -> bool:
+def has_short_rows(scores: Tensor) -> bool:
     """Return whether [`short_softmax`] is faster: torch's own is slow for rows shorter than a vector of AVX512."""
     if not scores.is_cpu or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     return 0 < scores.shape[-1] < 16 and scores.numel() >= 2**11 and allowed()
 
 
-def short_softmax(scores: torch.Tensor) -> torch.Tensor:
+def short_softmax(scores: Tensor) -> Tensor:
     """Compute a softmax over the last axis, without gradients."""
     weights = (scores - scores.amax(-1, keepdim=True)).exp_()
     return weights.div_(weights.sum(-1, keepdim=True))
 
 
-def dropout(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
+def dropout(states: Tensor, p: float, training: bool) -> Tensor:
     """
     Compute dropout. On the CPU torch draws its mask one number after the other, which takes up to a third of a training
     step. Here one 64-bit draw decides four elements, so that `p` is rounded to a multiple of `2 ** -16`.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from .kernels_recurrent_layers import StepMatmuls
 from .kernels_rnmt import differentiable_steps, map_words, step_layers, step_weights, steps_forward, tanh_
@@ -19,23 +20,23 @@ LARGEST_LOG_VARIANCE = 10.0
 class LatentWeights(NamedTuple):
     """The parameters of the latent variables; all `None` where these are known before the steps."""
 
-    hidden_weight: torch.Tensor | None  # (g, d) of the query
-    moments_weight: torch.Tensor | None  # (2 l, g), or (l, g) without noise
-    moments_bias: torch.Tensor | None  # (2 l,) or (l,)
-    latent_weight: torch.Tensor | None  # (d, l)
-    latent_bias: torch.Tensor | None  # (d,)
-    gates_weight: torch.Tensor | None  # (3 d, d) of the second GRU's input u
+    hidden_weight: Tensor | None  # (g, d) of the query
+    moments_weight: Tensor | None  # (2 l, g), or (l, g) without noise
+    moments_bias: Tensor | None  # (2 l,) or (l,)
+    latent_weight: Tensor | None  # (d, l)
+    latent_bias: Tensor | None  # (d,)
+    gates_weight: Tensor | None  # (3 d, d) of the second GRU's input u
 
 
 LATENT_WEIGHTS = len(LatentWeights._fields)
 
 
-def clamped(log_variance: torch.Tensor) -> torch.Tensor:
+def clamped(log_variance: Tensor) -> Tensor:
     """Return a log-variance in a range where its exponential and the inverse of it are finite in half precision."""
     return log_variance.clamp(-LARGEST_LOG_VARIANCE, LARGEST_LOG_VARIANCE)
 
 
-def draw(moments: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+def draw(moments: Tensor, noise: Tensor) -> Tensor:
     """Return `z = mean + exp(v / 2) noise` from mean and log-variance v, side by side in `(.., 2 * l)`."""
     mean, log_variance = moments.chunk(2, dim=-1)
     return torch.addcmul(mean, (clamped(log_variance) / 2).exp(), noise)
@@ -43,16 +44,16 @@ def draw(moments: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 
 def run_latent_steps(
     recurrence: Any,
-    words: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    visible: torch.Tensor | None,
-    state: torch.Tensor,
-    token_mask: torch.Tensor | None,
+    words: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    state: Tensor,
+    token_mask: Tensor | None,
     network: Any,
-    inputs: torch.Tensor,
-    noise: torch.Tensor | None,
-) -> list[torch.Tensor]:
+    inputs: Tensor,
+    noise: Tensor | None,
+) -> list[Tensor]:
     """
     Compute [`~.modeling_vrnmt.run_steps_reference`] with few operations in the loop. The parts of words and target
     words are one matmul for all steps, keys and values are given, and only the `network` (posterior or prior) that the
@@ -91,7 +92,7 @@ def run_latent_steps(
     return [states, attention[:, None], *others]
 
 
-def latent_shapes(gates: Any, keys: torch.Tensor, *rest: torch.Tensor | None) -> Any:
+def latent_shapes(gates: Any, keys: Tensor, *rest: Tensor | None) -> Any:
     steps, rows = gates.shape[:2]
     sizes = [keys.shape[2], keys.shape[1]]
     latent = LatentWeights(*rest[-LATENT_WEIGHTS:])
@@ -101,7 +102,7 @@ def latent_shapes(gates: Any, keys: torch.Tensor, *rest: torch.Tensor | None) ->
 
 
 @graph_operator(latent_shapes)
-def latent_states(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
+def latent_states(*tensors: Tensor | None) -> list[Tensor]:
     """Return the results of all steps; the arguments are the tensors of [`~.kernels_rnmt.steps_forward`]."""
     return differentiable_steps(tensors, LatentPart)
 
@@ -112,8 +113,8 @@ class LatentPart:
     and `noise` of [`run_latent_steps`], `(steps, batch_size, ..)`, and the [`LatentWeights`].
     """
 
-    def __init__(self, inputs: torch.Tensor | None, noise: torch.Tensor | None, *weights: Any):
-        def matmuls(weight: torch.Tensor | None, bias: torch.Tensor | None = None) -> Any:
+    def __init__(self, inputs: Tensor | None, noise: Tensor | None, *weights: Any):
+        def matmuls(weight: Tensor | None, bias: Tensor | None = None) -> Any:
             return None if weight is None else StepMatmuls(weight, bias)
 
         self.inputs = [tensor for tensor in (inputs, noise) if tensor is not None]
@@ -124,8 +125,8 @@ class LatentPart:
         self.gates = matmuls(latent.gates_weight)
 
     def step(
-        self, query: torch.Tensor, reads: torch.Tensor, given: torch.Tensor, noise: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, list[torch.Tensor], tuple[torch.Tensor | None, ...]]:
+        self, query: Tensor, reads: Tensor, given: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor], tuple[Tensor | None, ...]]:
         """Return a step's part of the gates, the results query, moments and u, and what the backward pass needs."""
         if self.hidden is None:
             return given, [], ()
@@ -136,11 +137,7 @@ class LatentPart:
         return self.gates(u), [query, moments, u], (hidden, value, noise)
 
     def start_backward(
-        self,
-        results: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor],
-        grad_gates: torch.Tensor,
-        grad_hidden: torch.Tensor,
+        self, results: Sequence[Tensor], gradients: Sequence[Tensor], grad_gates: Tensor, grad_hidden: Tensor
     ) -> None:
         """Take the results of all steps with their gradients, and those of gates and hidden layer, which steps fill."""
         self.grad_gates, self.grad_hidden = grad_gates, grad_hidden
@@ -149,7 +146,7 @@ class LatentPart:
             self.of_queries, self.of_moments, self.of_u = gradients
             self.grad_moments, self.grad_latents = map(torch.empty_like, results[1:])  # of u before the tanh
 
-    def step_backward(self, j: int, grad_query: torch.Tensor, saved: Sequence[Any]) -> None:
+    def step_backward(self, j: int, grad_query: Tensor, saved: Sequence[Any]) -> None:
         """Fill the gradients of a step, from that of the second GRU's gates, and add its part to `grad_query`."""
         if self.hidden is None:
             return
@@ -169,7 +166,7 @@ class LatentPart:
         grad_query += self.hidden.backward(self.grad_hidden[j])
         grad_query += self.of_queries[j]
 
-    def gradients(self, queries: torch.Tensor, saved: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
+    def gradients(self, queries: Tensor, saved: Sequence[Any]) -> tuple[Tensor | None, ...]:
         """Return the gradients of all tensors, from all steps' queries and saved tensors."""
         if self.hidden is None:
             return self.grad_gates, None, *[None] * LATENT_WEIGHTS

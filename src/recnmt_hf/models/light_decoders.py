@@ -11,7 +11,7 @@ stored in at least float32.
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
@@ -26,21 +26,21 @@ from .seq2seq_loading import Initialization, is_loaded
 # -- linear recurrence -------------------------------------------------------------------------------------------------
 
 
-def linear_scan_reference(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+def linear_scan_reference(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
     """
     Compute `c_t = decay_t * c_{t-1} + values_t` step by step from `initial` `(batch_size, d)`; all others are
     `(batch_size, length, d)`.
     """
     width = decay.shape[-1]
 
-    def step(carry: Any, row: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def step(carry: Any, row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         state = row[:, :width] * carry[0] + row[:, width:]
         return [state], [state]
 
     return scan_steps(step, [initial], torch.cat([decay, values], dim=-1).transpose(0, 1))[0].transpose(0, 1)
 
 
-def sequential_scan(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+def sequential_scan(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
     """Compute [`linear_scan_reference`] step by step into one tensor; no gradient is recorded."""
     states, state = torch.empty_like(values), initial
     for t in range(values.shape[1]):
@@ -48,7 +48,7 @@ def sequential_scan(decay: torch.Tensor, values: torch.Tensor, initial: torch.Te
     return states
 
 
-def parallel_scan(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+def parallel_scan(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
     """
     Compute [`linear_scan_reference`] in log2(length) passes over all steps (Hillis and Steele, 1986): after a pass of
     distance k each step holds the recurrence over its last 2 k steps. Nothing is divided, so small decays are exact.
@@ -67,18 +67,18 @@ class LinearScan(CustomGradient):
     """[`linear_scan_reference`] with a backward pass that is a linear recurrence from right to left."""
 
     @staticmethod
-    def forward(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+    def forward(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
         # One kernel for each step costs less than several passes over all steps, except where kernels are launched.
         scan = sequential_scan if values.device.type in ("cpu", "meta") else parallel_scan
         return scan(decay, values, initial)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         decay, _, initial = inputs
         ctx.save_for_backward(decay, initial, output)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
         decay, initial, states = ctx.saved_tensors
         # The gradient of c_t is its own one plus decay_{t+1} times that of c_{t+1}.
         following = torch.cat([decay[:, 1:], torch.zeros_like(decay[:, :1])], dim=1)
@@ -87,13 +87,13 @@ class LinearScan(CustomGradient):
         return total * previous, total, total[:, 0] * decay[:, 0]
 
 
-def scan_shapes(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> Any:
+def scan_shapes(decay: Tensor, values: Tensor, initial: Tensor) -> Any:
     """Return shape and type of the states of all steps."""
     return [(values.shape, values.dtype)]
 
 
 @graph_operator(scan_shapes)
-def linear_scan(decay: torch.Tensor, values: torch.Tensor, initial: torch.Tensor) -> list[torch.Tensor]:
+def linear_scan(decay: Tensor, values: Tensor, initial: Tensor) -> list[Tensor]:
     """Compute [`linear_scan_reference`] by [`LinearScan`], or step by step with `RECNMT_FAST_PATHS=0`."""
     if is_exporting() or not allowed():
         return [linear_scan_reference(decay, values, initial)]
@@ -129,12 +129,8 @@ class SimplerSimpleRecurrentUnit(nn.Module):
                 start.matrix_(matrix)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        cache: Cache | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, None]:
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, cache: Cache | None = None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
         """Run over new words `(batch_size, length, d_model)`; padding, 0 in `attention_mask`, keeps the state."""
         inputs, dtype = hidden_states, hidden_states.dtype
         if self.training and self.dropout:
@@ -187,19 +183,13 @@ class AverageAttention(nn.Module):
             self.input_gate, self.forget_gate = nn.Linear(width, width), nn.Linear(width, width)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        cache: Cache | None = None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, None]:
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, cache: Cache | None = None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
         """Run over new words `(batch_size, length, d_model)`; padding, 0 in `attention_mask`, is not averaged."""
         averages = self.average(hidden_states, attention_mask, cache).to(hidden_states.dtype)
         return self.gated(hidden_states, self.feed_forward(averages)), None
 
-    def average(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None
-    ) -> torch.Tensor:
+    def average(self, hidden_states: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
         """Return a in at least float32, which the sums of many words need."""
         wide = hidden_states.to(wide_type(hidden_states.dtype))
         counted = torch.ones_like(wide[:, :, :1])
@@ -215,13 +205,13 @@ class AverageAttention(nn.Module):
             layer.update_states(aan_sum=sums, aan_count=counts)
         return sums / counts.clamp(min=1)
 
-    def feed_forward(self, averages: torch.Tensor) -> torch.Tensor:
+    def feed_forward(self, averages: Tensor) -> Tensor:
         if self.fc1 is None:
             return averages
         inner = dropout(project(self.fc1, averages, self.activation_fn), self.activation_dropout, self.training)
         return inner if self.fc2 is None else project(self.fc2, inner)
 
-    def gated(self, inputs: torch.Tensor, averages: torch.Tensor) -> torch.Tensor:
+    def gated(self, inputs: Tensor, averages: Tensor) -> Tensor:
         if self.gate_type == "none":
             return averages
         if self.gate_type == "joint":

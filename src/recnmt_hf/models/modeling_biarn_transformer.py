@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
@@ -58,10 +58,10 @@ class BiARNTransformerEncoderOutput(Seq2SeqEncoderOutput):
             backward direction are numbered like its states, last one first.
     """
 
-    recurrence_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("recurrence"))
-    recurrence_attention_mask: torch.Tensor | None = field(default=None, metadata=memory_mask("recurrence"))
-    recurrence_hidden_states: tuple[torch.Tensor, ...] | None = None
-    recurrence_attentions: tuple[torch.Tensor, ...] | None = None
+    recurrence_hidden_state: Tensor | None = field(default=None, metadata=memory_states("recurrence"))
+    recurrence_attention_mask: Tensor | None = field(default=None, metadata=memory_mask("recurrence"))
+    recurrence_hidden_states: tuple[Tensor, ...] | None = None
+    recurrence_attentions: tuple[Tensor, ...] | None = None
 
 
 @dataclass
@@ -78,8 +78,8 @@ class BiARNTransformerDecoderOutput(Seq2SeqDecoderOutput):
             d_model or 1)`; 1 selects the Transformer encoder's side alone.
     """
 
-    recurrence_cross_attentions: tuple[torch.Tensor, ...] | None = None
-    fusion_gates: tuple[torch.Tensor, ...] | None = None
+    recurrence_cross_attentions: tuple[Tensor, ...] | None = None
+    fusion_gates: tuple[Tensor, ...] | None = None
 
 
 # -- recurrence encoder (section 3.1) ----------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class InitialState(nn.Module):
         self.hidden_size = config.recurrence_hidden_size
         self.linear = nn.Linear(config.d_model, self.hidden_size) if self.kind == "mean_linear" else None
 
-    def forward(self, mean: torch.Tensor) -> torch.Tensor:
+    def forward(self, mean: Tensor) -> Tensor:
         """Map `mean` `(batch_size, d_model)` to a state `(batch_size, hidden_size)` of the same type."""
         if self.kind == "zeros":
             return mean.new_zeros(mean.shape[0], self.hidden_size)
@@ -109,7 +109,7 @@ class Recurrence(nn.Module):
     """
 
     # Returns the states `(batch_size, T, directions * hidden_size)`, their mask and the attentions.
-    run: Callable[..., tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
+    run: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]
 
     def __init__(self, config: BiARNTransformerConfig):
         super().__init__()
@@ -121,8 +121,8 @@ class Recurrence(nn.Module):
         self.out_proj = nn.Linear(directions * width, config.d_model) if projected else nn.Identity()
 
     def forward(
-        self, inputs: torch.Tensor, attention_mask: torch.Tensor | None, output_attentions: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        self, inputs: Tensor, attention_mask: Tensor | None, output_attentions: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """
         Map inputs `(batch_size, length, d_model)` to states `(batch_size, T, d_model)`, their mask or `None`, and the
         attentions `(batch_size, directions, num_heads, T, length)` or `None`.
@@ -146,12 +146,8 @@ class WordRecurrence(Recurrence):
         self.rnn = MaskedRNN(config.recurrence_cell, config.d_model, config.recurrence_hidden_size, bidirectional)
 
     def run(
-        self,
-        inputs: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        initial_states: list[torch.Tensor],
-        output_attentions: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
+        self, inputs: Tensor, attention_mask: Tensor | None, initial_states: list[Tensor], output_attentions: bool
+    ) -> tuple[Tensor, Tensor | None, None]:
         states, _ = self.rnn(inputs, attention_mask, (*initial_states, None)[:2])
         return states, attention_mask, None
 
@@ -177,8 +173,8 @@ class AttentiveRecurrentDirection(nn.Module):
         return self.cell_class is nn.LSTMCell
 
     def forward(
-        self, state: tuple[torch.Tensor, ...], inputs: torch.Tensor, mask: torch.Tensor | None
-    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        self, state: tuple[Tensor, ...], inputs: Tensor, mask: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return the next state, h and for an LSTM c, and the attention `(batch_size, num_heads, length)`."""
         attn = self.attn
         query = attn.split_heads(attn.q_proj(state[0][:, None]))
@@ -216,12 +212,8 @@ class AttentiveRecurrence(Recurrence):
         )
 
     def run(
-        self,
-        inputs: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        initial_states: list[torch.Tensor],
-        output_attentions: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        self, inputs: Tensor, attention_mask: Tensor | None, initial_states: list[Tensor], output_attentions: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         layers: Any = self.directions
         fast = allowed() and all(direction.is_plain() for direction in layers)
         fast = fast and not (self.steps is None and is_exporting())  # its loop has a fixed number of steps
@@ -253,11 +245,11 @@ class AttentiveRecurrence(Recurrence):
 
 def attentive_steps_reference(
     directions: Sequence[AttentiveRecurrentDirection],
-    inputs: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    initial_states: Sequence[torch.Tensor],
+    inputs: Tensor,
+    attention_mask: Tensor | None,
+    initial_states: Sequence[Tensor],
     steps: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """
     Run the steps of an ARN as in the equations, one direction after the other, T `steps` or one for each word. Return
     states `(directions, batch_size, T, hidden_size)` and attentions `(T, directions, batch_size, num_heads, length)`.
@@ -266,9 +258,7 @@ def attentive_steps_reference(
     all_states, all_attentions = [], []
     for direction, initial in zip(directions, initial_states, strict=True):
 
-        def step(
-            state: Sequence[torch.Tensor], _: torch.Tensor, direction: AttentiveRecurrentDirection = direction
-        ) -> Any:
+        def step(state: Sequence[Tensor], _: Tensor, direction: AttentiveRecurrentDirection = direction) -> Any:
             state, weights = direction(tuple(state), inputs, mask)
             return state, (state[0], weights)
 
@@ -296,8 +286,8 @@ class RecurrenceEncoderLayer(TransformerSublayers):
         self.recurrence_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, output_attentions: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return H_n `(batch_size, T, d_model)`, its mask, and the attentions; arguments as in [`Recurrence`]."""
         norm = self.recurrence_layer_norm
         inputs = self.prepare_input(hidden_states, norm)
@@ -319,7 +309,7 @@ class RecurrenceEncoder(nn.Module):
         self.layers = nn.ModuleList([RecurrenceEncoderLayer(config, is_first=i == 0) for i in range(count)])
         self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.normalize_before else None
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, output_attentions: bool) -> Any:
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool) -> Any:
         """Return all layers' states and attentions, and the mask of the last one."""
         all_states, all_attentions = [], []
         for layer in self.layers:
@@ -362,7 +352,7 @@ class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEnc
         self.post_init()
 
     def finish(
-        self, states: list[torch.Tensor], embeddings: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any
+        self, states: list[Tensor], embeddings: Tensor, token_mask: Tensor | None, **kwargs: Any
     ) -> BiARNTransformerEncoderOutput:
         last = super().finish(states, embeddings, token_mask).last_hidden_state
         words = None
@@ -394,7 +384,7 @@ class FusionGate(nn.Module):
         super().__init__()
         self.linear = nn.Linear(2 * d_model, d_model if kind == "vector" else 1)
 
-    def forward(self, attended: torch.Tensor, recurrent: torch.Tensor) -> torch.Tensor:
+    def forward(self, attended: Tensor, recurrent: Tensor) -> Tensor:
         return torch.sigmoid(project(self.linear, torch.cat([attended, recurrent], dim=-1)))
 
 
@@ -416,13 +406,13 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
 
     def fuse(
         self,
-        own: torch.Tensor,
-        attended: torch.Tensor,
+        own: Tensor,
+        attended: Tensor,
         memories: Memories,
         cache: Cache | None = None,
-        keeps_recurrence: torch.Tensor | None = None,
+        keeps_recurrence: Tensor | None = None,
         **kwargs: Any,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """
         Read the memory `"recurrence"`: H_r, `(num_sources, T, d_model)`. In training with `recurrence_memory_dropout`
         `keeps_recurrence` `(batch_size, 1, 1)` is 0 for the sentences whose H_r is dropped.
@@ -469,13 +459,13 @@ class BiARNTransformerDecoder(BiARNTransformerPreTrainedModel, NMTTransformerDec
 
     def run(
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: Tensor,
         kernel_mask: Any,
-        token_mask: torch.Tensor | None,
+        token_mask: Tensor | None,
         memories: Memories,
         cache: Cache | None,
         **kwargs: Any,
-    ) -> list[torch.Tensor]:
+    ) -> list[Tensor]:
         rate = self.config.recurrence_memory_dropout
         if self.training and rate > 0 and "recurrence" in memories:
             draws = torch.rand(hidden_states.shape[0], 1, 1, device=hidden_states.device)
@@ -489,7 +479,7 @@ class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):
     encoder_class = BiARNTransformerEncoder
     decoder_class = BiARNTransformerDecoder
 
-    def memories(self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: torch.Tensor | None) -> Memories:
+    def memories(self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: Tensor | None) -> Memories:
         memories = super().memories(encoder_outputs, attention_mask)
         if self.config.decoder_memory == "recurrence":
             memories["encoder"] = memories["recurrence"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationMixin, utils
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -44,7 +44,7 @@ class GCNRNMTEncoderOutput(RNMTEncoderOutput):
             both.
     """
 
-    edge_gates: tuple[torch.Tensor, ...] | None = None
+    edge_gates: tuple[Tensor, ...] | None = None
 
 
 # -- edges -------------------------------------------------------------------------------------------------------------
@@ -56,14 +56,12 @@ class Edges(NamedTuple):
     relations (both 0 where there is no edge), and whether there is an edge.
     """
 
-    heads: torch.Tensor
-    relations: torch.Tensor
-    exists: torch.Tensor
+    heads: Tensor
+    relations: Tensor
+    exists: Tensor
 
     @classmethod
-    def from_columns(
-        cls, heads: torch.Tensor, relations: torch.Tensor | None, token_mask: torch.Tensor | None
-    ) -> "Edges":
+    def from_columns(cls, heads: Tensor, relations: Tensor | None, token_mask: Tensor | None) -> "Edges":
         """
         Return the edges of `dependency_heads` and `dependency_relations`; without relations they are the unknown one.
         Heads outside of the sentence and edges from or to padding are ignored.
@@ -106,8 +104,8 @@ class Messages(nn.Module):
             init.constant_(self.gate_bias, self.initial_gate_bias)
 
     def forward(
-        self, states: torch.Tensor, edges: Edges | None = None, to_heads: bool = False, edge_dropout: float = 0.0
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, states: Tensor, edges: Edges | None = None, to_heads: bool = False, edge_dropout: float = 0.0
+    ) -> tuple[Tensor, Tensor | None]:
         """
         Return the sum of the messages that each word receives over `edges` ([`sum_messages`]), and their gates g
         `(batch_size, source_length, K)`, 0 without an edge. Without `edges`, return the words' messages to themselves.
@@ -118,7 +116,7 @@ class Messages(nn.Module):
         kept = dropout(gates, edge_dropout, self.training)
         return (sum_messages if allowed() else sum_messages_reference)(self, states, edges, kept, to_heads), gates
 
-    def gates(self, states: torch.Tensor, edges: Edges, to_heads: bool) -> torch.Tensor:
+    def gates(self, states: Tensor, edges: Edges, to_heads: bool) -> Tensor:
         exists, logits = edges.exists.to(wide_type(states.dtype)), self.gate_logits(states)
         if logits is None or self.gate_bias is None:
             return exists
@@ -128,23 +126,21 @@ class Messages(nn.Module):
         bias = self.gate_bias if self.gate_bias.shape[0] == 1 else self.gate_bias[edges.relations]
         return torch.sigmoid(logits + bias) * exists
 
-    def loop(self, states: torch.Tensor) -> torch.Tensor:
+    def loop(self, states: Tensor) -> Tensor:
         mapped = project(self.proj, states).to(wide_type(states.dtype)) + self.bias
         logits = self.gate_logits(states)
         if logits is None or self.gate_bias is None:
             return mapped
         return torch.sigmoid(logits + self.gate_bias)[:, :, None] * mapped
 
-    def gate_logits(self, states: torch.Tensor) -> torch.Tensor | None:
+    def gate_logits(self, states: Tensor) -> Tensor | None:
         """Return `w . h_u` `(batch_size, source_length)` in at least float32; `None` without gates."""
         if self.gate_proj is None:
             return None
         return self.gate_proj(states)[:, :, 0].to(wide_type(states.dtype))
 
 
-def sum_messages(
-    messages: Messages, states: torch.Tensor, edges: Edges, gates: torch.Tensor, to_heads: bool
-) -> torch.Tensor:
+def sum_messages(messages: Messages, states: Tensor, edges: Edges, gates: Tensor, to_heads: bool) -> Tensor:
     """
     Return `sum_u g_uv (W h_u + b_lab)` `(batch_size, source_length, width)` over the edges from dependents to heads
     (`to_heads`) or from heads to dependents, in at least float32. States and biases are summed first, and then mapped:
@@ -169,9 +165,7 @@ def sum_messages(
     return mapped + torch.matmul(weights.to(states.dtype), messages.bias)
 
 
-def sum_messages_reference(
-    messages: Messages, states: torch.Tensor, edges: Edges, gates: torch.Tensor, to_heads: bool
-) -> torch.Tensor:
+def sum_messages_reference(messages: Messages, states: Tensor, edges: Edges, gates: Tensor, to_heads: bool) -> Tensor:
     """Compute [`sum_messages`] with one message for each edge, as in the equations."""
     length, labels = states.shape[1], edges.relations
     biases = messages.bias[labels if messages.bias.shape[0] > 1 else torch.zeros_like(labels)]
@@ -209,12 +203,12 @@ class GraphConvolution(GradientCheckpointingLayer):
 
     def forward(
         self,
-        states: torch.Tensor,
+        states: Tensor,
         edges: Edges | None,
-        token_mask: torch.Tensor | None,
+        token_mask: Tensor | None,
         output_attentions: bool = False,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """
         Map states `(batch_size, source_length, width)`, zero at padding, to states of the same shape; return with them
         the gates of [`GCNRNMTEncoderOutput`], or `None`.
@@ -247,7 +241,7 @@ class ConvolutionLayer(GradientCheckpointingLayer):
         super().__init__()
         self.convolution = nn.Conv1d(width, width, kernel_size, padding=kernel_size // 2)
 
-    def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Map left-aligned states `(batch_size, length, width)` to states of the same shape."""
         if attention_mask is not None:
             states = states.masked_fill(attention_mask[:, :, None] == 0, 0.0)
@@ -257,7 +251,7 @@ class ConvolutionLayer(GradientCheckpointingLayer):
 class BagOfWords(nn.Module):
     """The words themselves, in place of a layer that reads their neighbours."""
 
-    def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
         return states
 
 
@@ -293,12 +287,12 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
 
     def run(
         self,
-        hidden_states: torch.Tensor,
-        token_mask: torch.Tensor | None,
-        dependency_heads: torch.Tensor | None = None,
-        dependency_relations: torch.Tensor | None = None,
+        hidden_states: Tensor,
+        token_mask: Tensor | None,
+        dependency_heads: Tensor | None = None,
+        dependency_relations: Tensor | None = None,
         **kwargs: Any,
-    ) -> list[torch.Tensor]:
+    ) -> list[Tensor]:
         states = super().run(hidden_states, token_mask, **kwargs)
         if not self.gcn_layers:
             return states
@@ -309,14 +303,12 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
         states[-1] = dropout(states[-1], self.config.gcn_dropout, self.training)
         return states
 
-    def drop(self, states: torch.Tensor, index: int) -> torch.Tensor:
+    def drop(self, states: Tensor, index: int) -> Tensor:
         # Where graph convolutions follow, dropout applies to their output.
         is_last = index == self.config.encoder_layers - 1
         return states if is_last and self.gcn_layers else super().drop(states, index)
 
-    def edges(
-        self, token_mask: torch.Tensor | None, heads: torch.Tensor | None, relations: torch.Tensor | None
-    ) -> Edges | None:
+    def edges(self, token_mask: Tensor | None, heads: Tensor | None, relations: Tensor | None) -> Edges | None:
         """Return the edges of the columns, `None` without them."""
         if not self.config.reads_trees:
             return None

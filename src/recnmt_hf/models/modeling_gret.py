@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
@@ -47,10 +47,10 @@ class GRETEncoderOutput(Seq2SeqEncoderOutput):
             With `output_attentions=True` and attentive pooling: a of Eq. 8.
     """
 
-    global_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("global"))
-    capsules: tuple[torch.Tensor, ...] | None = None
-    routing_weights: tuple[torch.Tensor, ...] | None = None
-    pooling_weights: tuple[torch.Tensor, ...] | None = None
+    global_hidden_state: Tensor | None = field(default=None, metadata=memory_states("global"))
+    capsules: tuple[Tensor, ...] | None = None
+    routing_weights: tuple[Tensor, ...] | None = None
+    pooling_weights: tuple[Tensor, ...] | None = None
 
 
 @dataclass
@@ -63,15 +63,13 @@ class GRETDecoderOutput(Seq2SeqDecoderOutput):
             With `output_attentions=True`: g of Eq. 11; 1 adds the whole vector to a target word's state.
     """
 
-    global_gates: tuple[torch.Tensor, ...] | None = None
+    global_gates: tuple[Tensor, ...] | None = None
 
 
 # -- capsules of a layer (Eqs. 2-6) ------------------------------------------------------------------------------------
 
 
-def route_reference(
-    votes: torch.Tensor, attention_mask: torch.Tensor | None, iterations: int, axis: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def route_reference(votes: Tensor, attention_mask: Tensor | None, iterations: int, axis: str) -> tuple[Tensor, Tensor]:
     """
     Dynamic routing (algorithm 1) of votes v `(rows, capsules, length, capsule_dim)`, from `b_ki = 0`:
 
@@ -107,7 +105,7 @@ class CapsuleLayer(nn.Module):
         self.matrices = 1 if config.capsule_projection == "shared" else config.num_capsules
         self.capsule_proj = nn.Linear(config.d_model, self.matrices * config.capsule_dim, bias=False)
 
-    def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, states: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Map states `(rows, length, d_model)` to capsules `(rows, num_capsules, capsule_dim)` and their couplings."""
         sizes = (self.matrices, self.capsule_dim)
         if self.saves_votes(states):
@@ -119,7 +117,7 @@ class CapsuleLayer(nn.Module):
             capsules, coupling = route_reference(votes, attention_mask, self.iterations, self.axis)
         return capsules.to(states.dtype), coupling
 
-    def saves_votes(self, states: torch.Tensor) -> bool:
+    def saves_votes(self, states: Tensor) -> bool:
         if not allowed() or not is_plain(self.capsule_proj, nn.Linear):
             return False
         if torch.compiler.is_compiling():
@@ -139,7 +137,7 @@ class GlobalFeedForward(nn.Module):
         self.fc1 = nn.Linear(input_size, inner_size)
         self.fc2 = nn.Linear(inner_size, output_size)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         return self.fc2(torch.relu(self.fc1(states)))
 
 
@@ -160,7 +158,7 @@ class CapsulePooling(nn.Module):
         read = size * config.num_capsules if self.kind == "concat" else size
         self.output = GlobalFeedForward(read, inner, config.d_model)
 
-    def forward(self, capsules: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, capsules: Tensor) -> tuple[Tensor, Tensor | None]:
         """Map capsules `(rows, K, c)` to vectors `(rows, d_model)` and the weights a `(rows, K)` or `None`."""
         if self.query is None:
             return self.output(capsules.flatten(1) if self.kind == "concat" else capsules.mean(dim=1)), None
@@ -170,7 +168,7 @@ class CapsulePooling(nn.Module):
         return self.output(torch.matmul(weights[:, None].to(capsules.dtype), capsules)[:, 0]), weights
 
 
-def split_layers(values: torch.Tensor, layers: int) -> tuple[torch.Tensor, ...]:
+def split_layers(values: Tensor, layers: int) -> tuple[Tensor, ...]:
     """Return the layers of `(layers * batch_size, ..)`, by an operation that other engines support too."""
     values = values.unflatten(0, (layers, -1))
     return tuple(values[layer] for layer in range(layers))
@@ -196,11 +194,11 @@ class GlobalEncoder(nn.Module):
         self.aggregation = RecurrentLayer("gru", config.d_model, config.d_model) if config.global_aggregation else None
 
     def forward(
-        self, states: list[torch.Tensor], attention_mask: torch.Tensor | None
-    ) -> tuple[torch.Tensor, dict[str, tuple[torch.Tensor, ...]]]:
+        self, states: list[Tensor], attention_mask: Tensor | None
+    ) -> tuple[Tensor, dict[str, tuple[Tensor, ...]]]:
         """Return s^M `(batch_size, d_model)` and the other fields of [`GRETEncoderOutput`] from all layers' states."""
         states = states if self.aggregation is not None else states[-1:]
-        evidence: dict[str, tuple[torch.Tensor, ...]] = {}
+        evidence: dict[str, tuple[Tensor, ...]] = {}
         if self.capsules is None:
             vectors = [masked_mean(layer, attention_mask) for layer in states]
             if self.aggregation is not None:
@@ -237,11 +235,11 @@ class GlobalGate(nn.Module):
         self.source_proj = nn.Linear(config.d_model, size) if config.global_gate_type != "sum" else None
         self.state_proj = nn.Linear(config.d_model, size, bias=self.source_proj is None)
 
-    def project_source(self, vector: torch.Tensor) -> torch.Tensor:
+    def project_source(self, vector: Tensor) -> Tensor:
         """Project a sentence's vector for the gate, `(num_sources, d_model or 1)`."""
         return vector if self.source_proj is None else self.source_proj(vector)
 
-    def forward(self, states: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor, source: Tensor) -> Tensor:
         """Return g from states `(batch_size, target_length, d_model)` and projected sources `(batch_size, 1, ..)`."""
         if self.source_proj is None:
             return torch.sigmoid(project(self.state_proj, states + source))
@@ -268,7 +266,7 @@ class GRETEncoder(GRETPreTrainedModel, NMTTransformerEncoder):
         self.post_init()
 
     def finish(
-        self, states: list[torch.Tensor], embeddings: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any
+        self, states: list[Tensor], embeddings: Tensor, token_mask: Tensor | None, **kwargs: Any
     ) -> GRETEncoderOutput:
         outputs: Any = super().finish(states, embeddings, token_mask)
         if self.global_encoder is None:
@@ -292,7 +290,7 @@ class GRETDecoder(GRETPreTrainedModel, NMTTransformerDecoder):
         self.global_gate = GlobalGate(config) if config.use_global_state and config.global_gate else None
         self.post_init()
 
-    def finish(self, states: list[torch.Tensor], memories: Memories, cache: Cache | None) -> torch.Tensor:
+    def finish(self, states: list[Tensor], memories: Memories, cache: Cache | None) -> Tensor:
         """Return `r_j + g_j * s^M` (Eqs. 12-13), after the last layer and its norm."""
         last = super().finish(states, memories, cache)
         if not self.config.use_global_state:
@@ -302,7 +300,7 @@ class GRETDecoder(GRETPreTrainedModel, NMTTransformerDecoder):
         if gate is None:
             return last + cached_vector(cache, "global", lambda: vector, last.shape[0])[:, None]
 
-        def vector_and_projection() -> torch.Tensor:
+        def vector_and_projection() -> Tensor:
             return torch.cat([vector, gate.project_source(vector)], dim=-1)
 
         cached = cached_vector(cache, "global", vector_and_projection, last.shape[0])[:, None]

@@ -6,7 +6,7 @@ recurrences in place of the decoder's self-attention ([`~.light_decoders`]).
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
@@ -48,13 +48,8 @@ class RelativeMultiHeadAttention(MultiHeadAttention):
         start.table_(self.relative_values, self.head_dim**-0.5)
 
     def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
         query_length, key_length, clip = query.shape[2], key.shape[2], self.max_relative_positions
         by_content, query_offset = torch.matmul(query, key.transpose(-1, -2)), kwargs.get("query_offset")
         positions, query_positions = key_positions(by_content, query_offset)
@@ -95,8 +90,8 @@ def build_decoder_attention(config: NMTTransformerConfig, index: int) -> tuple[n
 
 
 def directional_mask(
-    attention_mask: torch.Tensor | None, num_heads: int, length: int, include_self: bool, device: torch.device
-) -> torch.Tensor:
+    attention_mask: Tensor | None, num_heads: int, length: int, include_self: bool, device: torch.device
+) -> Tensor:
     """
     Return masks `(batch_size or 1, num_heads, length, length)` of directional self-attention (Shen et al., 2018),
     `True` where a query sees a key: half of the heads see earlier words only, half later words only.
@@ -135,7 +130,7 @@ class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderSta
     def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
         return TransformerEncoderLayer(config, build_self_attention(config, config.encoder_attention_heads))
 
-    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
+    def build_mask(self, states: Tensor, token_mask: Tensor | None) -> Any:
         config, length = self.config, states.shape[1]
         if config.self_attention_type != "directional":
             return super().build_mask(states, token_mask)
@@ -158,7 +153,7 @@ class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerDecoderSta
     def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
         return TransformerDecoderLayer(config, *build_decoder_attention(config, index))
 
-    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, cache: Cache | None) -> Any:
+    def build_mask(self, states: Tensor, token_mask: Tensor | None, cache: Cache | None) -> Any:
         if self.config.decoder_autoregression == "self_attention":
             return super().build_mask(states, token_mask, cache)
         # What replaces it reads the token mask of the new words.

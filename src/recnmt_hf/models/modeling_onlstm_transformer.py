@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.utils.output_capturing import OutputRecorder
@@ -49,20 +49,20 @@ class ONLSTMTransformerEncoderOutput(Seq2SeqEncoderOutput):
             of its master forget gate (Shen et al., 2019, section 5.2), the forward direction first; 0 at padding.
     """
 
-    recurrent_hidden_state: torch.Tensor | None = None
-    attention_hidden_state: torch.Tensor | None = None
-    master_gate_distances: tuple[torch.Tensor, ...] | None = None
+    recurrent_hidden_state: Tensor | None = None
+    attention_hidden_state: Tensor | None = None
+    master_gate_distances: tuple[Tensor, ...] | None = None
 
 
 # -- ordered neurons (Eqs. 3-9) ----------------------------------------------------------------------------------------
 
 
-def reference_shapes(gates: torch.Tensor, weight: torch.Tensor, chunk_size: int) -> Any:
+def reference_shapes(gates: Tensor, weight: Tensor, chunk_size: int) -> Any:
     return [((*gates.shape[:2], weight.shape[1]), gates.dtype)]
 
 
 @graph_operator(reference_shapes)
-def on_lstm_reference(gates: torch.Tensor, weight: torch.Tensor, *, chunk_size: int) -> list[torch.Tensor]:
+def on_lstm_reference(gates: Tensor, weight: Tensor, *, chunk_size: int) -> list[Tensor]:
     """
     An ON-LSTM step by step, from zero states:
 
@@ -77,7 +77,7 @@ def on_lstm_reference(gates: torch.Tensor, weight: torch.Tensor, *, chunk_size: 
     size = weight.shape[1]
     wide = wide_type(gates.dtype)
 
-    def step(carry: Sequence[torch.Tensor], inputs: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def step(carry: Sequence[Tensor], inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         state, cell = carry
         step_gates = (inputs + nn.functional.linear(state, weight)).to(wide)
         forget, write, out = torch.sigmoid(step_gates[:, : 3 * size]).split(size, dim=-1)
@@ -94,7 +94,7 @@ def on_lstm_reference(gates: torch.Tensor, weight: torch.Tensor, *, chunk_size: 
     return scan_steps(step, start, gates)
 
 
-def cumax(scores: torch.Tensor) -> torch.Tensor:
+def cumax(scores: Tensor) -> Tensor:
     """Return the cumulative sums of a softmax; the last one is 1."""
     sums = torch.softmax(scores, dim=-1).cumsum(dim=-1)
     return torch.cat([sums[..., :-1], torch.ones_like(sums[..., -1:])], dim=-1)
@@ -129,7 +129,7 @@ class ONLSTMLayer(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.weight_ih.shape[1]}, {self.hidden_size}, chunk_size={self.chunk_size}"
 
-    def forward(self, inputs: torch.Tensor, initial_state: Any = None, measured: Any = None) -> torch.Tensor:
+    def forward(self, inputs: Tensor, initial_state: Any = None, measured: Any = None) -> Tensor:
         """
         Map inputs `(batch_size, length, input_size)` to states `(batch_size, length, hidden_size)`; with the states
         `measured`, return their [`distances`] (here, since weights that are offloaded are loaded for `forward` alone).
@@ -139,7 +139,7 @@ class ONLSTMLayer(nn.Module):
         gates = fast_linear(inputs.transpose(0, 1), self.weight_ih, self.bias)
         return on_lstm_reference(gates, self.weight_hh, chunk_size=self.chunk_size)[0].transpose(0, 1)
 
-    def distances(self, inputs: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    def distances(self, inputs: Tensor, states: Tensor) -> Tensor:
         """Return 1 - mean of f~ for every word, `(batch_size, length)`, from left-aligned inputs and states."""
         previous = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
         rows = slice(4 * self.hidden_size, 4 * self.hidden_size + self.sizes[4])
@@ -163,10 +163,10 @@ class ONLSTM(MaskedRNN):
 
     def forward(
         self,
-        inputs: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        initial_states: tuple[torch.Tensor | None, ...] = (None, None),
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs: Tensor,
+        attention_mask: Tensor | None = None,
+        initial_states: tuple[Tensor | None, ...] = (None, None),
+    ) -> tuple[Tensor, Tensor]:
         """Compute what [`MaskedRNN`] computes; `initial_states` are not supported."""
         layers = [self.forward_rnn] if self.backward_rnn is None else [self.forward_rnn, self.backward_rnn]
         if is_exporting() or not allowed() or not all(is_plain(layer, ONLSTMLayer) for layer in layers):
@@ -179,17 +179,13 @@ class ONLSTM(MaskedRNN):
         return states, ends
 
 
-def packed_shapes(
-    inputs: torch.Tensor, attention_mask: torch.Tensor | None, *weights: torch.Tensor, chunk_size: int
-) -> Any:
+def packed_shapes(inputs: Tensor, attention_mask: Tensor | None, *weights: Tensor, chunk_size: int) -> Any:
     width, dtype = len(weights) // 3 * weights[2].shape[1], weights[2].dtype
     return [((*inputs.shape[:2], width), dtype), ((inputs.shape[0], width), dtype)]
 
 
 @graph_operator(packed_shapes)
-def packed_states(
-    inputs: torch.Tensor, attention_mask: torch.Tensor | None, *weights: Any, chunk_size: int
-) -> list[torch.Tensor]:
+def packed_states(inputs: Tensor, attention_mask: Tensor | None, *weights: Any, chunk_size: int) -> list[Tensor]:
     """
     Return the states and last states of an [`ONLSTM`]; `weights` are input weight, bias, recurrent weight, twice. If
     input weights and biases are `None`, `inputs` are already mapped to the gates of all directions, side by side.
@@ -229,8 +225,8 @@ def packed_states(
 
 
 def pack(
-    attention_mask: torch.Tensor | None, batch_size: int, length: int, device: torch.device
-) -> tuple[list[torch.Tensor], tuple[torch.Tensor, torch.Tensor], list[int]]:
+    attention_mask: Tensor | None, batch_size: int, length: int, device: torch.device
+) -> tuple[list[Tensor], tuple[Tensor, Tensor], list[int]]:
     """
     Return, for both directions, the places of the words in the order of reading, and the column of every row's last
     word; and how many sentences have each step. On the CPU padding is left out, and longer sentences come first;
@@ -270,18 +266,14 @@ class StackedRecurrentLayer(RecurrentEncoderLayer):
         self.distances = MasterGateDistances() if kind == "onlstm" else None
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        kernel_mask: torch.Tensor | None = None,
-        token_mask: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
+        self, hidden_states: Tensor, kernel_mask: Tensor | None = None, token_mask: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
         outputs = super().forward(hidden_states, kernel_mask, token_mask)
         if self.distances is not None and kwargs.get("output_master_gate_distances"):
             self.distances(self.measure_distances(hidden_states, token_mask))
         return outputs if self.feed_forward is None else self.feed_forward.feed_forward(outputs)
 
-    def measure_distances(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor:
+    def measure_distances(self, hidden_states: Tensor, token_mask: Tensor | None) -> Tensor:
         """Return the distances of all words `(batch_size, length, directions)`, 0 at padding."""
         inputs = self.rnn_layer_norm(hidden_states) if self.normalize_before else hidden_states
         if token_mask is None:
@@ -329,7 +321,7 @@ class ONLSTMTransformerEncoder(ONLSTMTransformerPreTrainedModel, NMTTransformerE
         return super().build_layer(config, index) if kind == "attention" else StackedRecurrentLayer(config, kind)
 
     def finish(
-        self, states: list[torch.Tensor], embeddings: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any
+        self, states: list[Tensor], embeddings: Tensor, token_mask: Tensor | None, **kwargs: Any
     ) -> ONLSTMTransformerEncoderOutput:
         """Add the short-cut, H_RNN + H_SAN (Eq. 10), without a norm, before the last norm of a pre-norm stack."""
         kinds = self.config.encoder_layer_types

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.cache_utils import Cache
@@ -48,7 +48,7 @@ class RNMTEncoderOutput(Seq2SeqEncoderOutput):
             of word j on word i; 0 for padding.
     """
 
-    relation_scores: tuple[torch.Tensor, ...] | None = None
+    relation_scores: tuple[Tensor, ...] | None = None
 
 
 # -- relation-network layer (Eqs. 7-10) --------------------------------------------------------------------------------
@@ -69,8 +69,8 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     averages in training too, up to a factor of 3 and 5 deviations. Gradients flow through the batch's statistics.
     """
 
-    running_mean: torch.Tensor
-    running_var: torch.Tensor
+    running_mean: Tensor
+    running_var: Tensor
     momentum: float
 
     def __init__(self, num_features: int, momentum: float = 0.1, eps: float = 1e-5, renormalizes: bool = False):
@@ -85,7 +85,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         init.zeros_(self.running_mean)
         init.ones_(self.running_var)
 
-    def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Normalize states `(batch_size, length, num_features)`; mask `(batch_size, length)`, 1 keeps."""
         wide = states.to(wide_type(states.dtype))
         if not self.training:
@@ -97,7 +97,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         centred = wide - mean
         var = (centred * real).square().sum(dim=(0, 1)) / count
         scale = self.weight * torch.rsqrt(var + self.eps)
-        shift: torch.Tensor = self.bias
+        shift: Tensor = self.bias
         if self.renormalizes:
             running = torch.rsqrt(self.running_var + self.eps)
             offset = ((mean.detach() - self.running_mean) * running).clamp(-5, 5)
@@ -133,7 +133,7 @@ class RelationConvolutions(nn.Module):
         channels = config.relation_conv_channels
         return sum(channels) if config.relation_conv_mode == "parallel" else channels[-1]
 
-    def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Map left-aligned states `(batch_size, length, d_model)` to `(batch_size, length, f)`."""
         outputs = []
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
@@ -168,8 +168,8 @@ class RelationPropagation(GradientCheckpointingLayer):
         self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(sizes)])
 
     def forward(
-        self, features: torch.Tensor, attention_mask: torch.Tensor | None, output_scores: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, features: Tensor, attention_mask: Tensor | None, output_scores: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """Map c `(batch_size, length, f)` to o; return with it, for `output_scores`, the lengths of r_ij."""
         fast = allowed() and not output_scores and all(is_plain(layer, nn.Linear) for layer in self.pair_layers)
         if fast:
@@ -182,8 +182,8 @@ class RelationPropagation(GradientCheckpointingLayer):
 
 
 def all_pairs_reference(
-    layers: nn.ModuleList, features: torch.Tensor, attention_mask: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    layers: nn.ModuleList, features: Tensor, attention_mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return r_i of Eq. 9 `(batch_size, length, m)`, and the length of each r_ij, as in the equations."""
     length = features.shape[1]
     pairs = torch.cat(
@@ -209,12 +209,12 @@ class RelationLayer(nn.Module):
 
     def forward(
         self,
-        states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
+        states: Tensor,
+        attention_mask: Tensor | None,
         view: "InputOrder",
         output_attentions: bool = False,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Map left-aligned states; return with them the scores of [`RNMTEncoderOutput`], or `None`."""
         features = self.convolutions(states, attention_mask)
         states, scores = self.propagation(features, attention_mask, output_attentions)
@@ -235,7 +235,7 @@ class RNMTRecurrentLayer(GradientCheckpointingLayer):
         self.is_mirrored = layout == "stacked" and is_backward
         self.rnn = MaskedRNN("gru", input_size, hidden_size, bidirectional=layout == "concat")
 
-    def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Map `(batch_size, length, input_size)` to `(batch_size, length, hidden_size or 2 * hidden_size)`."""
         if not self.is_mirrored:
             return self.rnn(states, attention_mask)[0]
@@ -251,20 +251,20 @@ class InputOrder:
     that of [`left_aligned`], or `None` if all tokens are real; the mask is that of the left-aligned tokens.
     """
 
-    def __init__(self, order: torch.Tensor | None, attention_mask: torch.Tensor | None):
+    def __init__(self, order: Tensor | None, attention_mask: Tensor | None):
         self.order = order
         self.back = None if order is None else inverse(order)
         self.padding: Any = None if attention_mask is None else attention_mask[:, :, None] == 0
 
-    def align(self, states: torch.Tensor) -> torch.Tensor:
+    def align(self, states: Tensor) -> Tensor:
         """Left-align states `(batch_size, length, d)`."""
         return states if self.order is None else take(states, self.order)
 
-    def restore(self, states: torch.Tensor) -> torch.Tensor:
+    def restore(self, states: Tensor) -> Tensor:
         """Put left-aligned states `(batch_size, length, d)` into the order of the input, zero at padding."""
         return states if self.back is None else take(states.masked_fill(self.padding, 0.0), self.back)
 
-    def restore_pairs(self, scores: torch.Tensor) -> torch.Tensor:
+    def restore_pairs(self, scores: Tensor) -> Tensor:
         """Put both axes of `(batch_size, length, length)` into the order of the input."""
         if self.back is None:
             return scores
@@ -321,7 +321,7 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
         layout = config.encoder_rnn_layout
         return RNMTRecurrentLayer(input_size, config.d_model, layout, is_backward=index % 2 == 1)
 
-    def run(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any) -> list[torch.Tensor]:
+    def run(self, hidden_states: Tensor, token_mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
         """
         Run all layers. Return the annotations, after e and the inputs h_in of the following layers with
         `output_hidden_states=True`, in the order of the input tokens.
@@ -334,9 +334,9 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
             states = take(states, order).masked_fill(token_mask[:, :, None] == 0, 0.0)
         view = InputOrder(order, token_mask)
         records_all = records_states(kwargs.get("output_hidden_states", self.config.output_hidden_states))
-        recorded: list[torch.Tensor] = []
+        recorded: list[Tensor] = []
 
-        def record(states: torch.Tensor) -> torch.Tensor:
+        def record(states: Tensor) -> Tensor:
             if not records_all:
                 return states
             recorded.append(view.restore(states))
@@ -353,11 +353,11 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
             states = record(self.drop(states, index))
         return recorded if records_all else [view.restore(states)]
 
-    def drop(self, states: torch.Tensor, index: int) -> torch.Tensor:
+    def drop(self, states: Tensor, index: int) -> Tensor:
         """Apply dropout to the states after the recurrent layer with this index and its relation layer."""
         return dropout(states, self.config.dropout, self.training)
 
-    def connect(self, inputs: torch.Tensor, output: torch.Tensor, below: list[torch.Tensor]) -> torch.Tensor:
+    def connect(self, inputs: Tensor, output: Tensor, below: list[Tensor]) -> Tensor:
         """Return the next layer's input from a layer's input and output; append h^l to `below`."""
         if self.is_residual:
             output = inputs + output
@@ -386,7 +386,7 @@ class ReadOut(nn.Module):
         self.word_proj = nn.Linear(config.d_model, self.size, bias=False)
         self.context_proj = nn.Linear(config.annotation_size, self.size, bias=False)
 
-    def forward(self, states: torch.Tensor, words: torch.Tensor, contexts: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor, words: Tensor, contexts: Tensor) -> Tensor:
         """Return t_j from s_j and y_{j-1} `(batch_size, target_length, d_model)` and W_c a_j `(.., size)`."""
         mapped = project(self.state_proj, states) + project(self.word_proj, words) + contexts
         if self.is_maxout:
@@ -432,7 +432,7 @@ class DecoderRecurrence(GradientCheckpointingLayer):
             and (not self.is_conditional or is_plain(self.word_cell, nn.GRUCell))
         )
 
-    def project_memory(self, annotations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project_memory(self, annotations: Tensor) -> tuple[Tensor, Tensor]:
         """
         Project the annotations for all steps: keys `U h_i + b` `(num_sources, 1, source_length, d_model)`, and as
         values the gates' part `W h_i` and the read-out's `W_c h_i`.
@@ -449,13 +449,13 @@ class DecoderRecurrence(GradientCheckpointingLayer):
 
     def forward(
         self,
-        words: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor | None,
-        visible: torch.Tensor | None,
-        state: torch.Tensor,
-        token_mask: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        words: Tensor,
+        keys: Tensor,
+        values: Tensor | None,
+        visible: Tensor | None,
+        state: Tensor,
+        token_mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """
         Run over words y_{j-1} `(batch_size, target_length, d_model)` from the state before them; `token_mask` 0 leaves
         the state unchanged. `keys` and `values` are those of [`project_memory`], or the annotations and `None`. Return
@@ -474,12 +474,12 @@ class DecoderRecurrence(GradientCheckpointingLayer):
 
 def run_steps_reference(
     recurrence: DecoderRecurrence,
-    words: torch.Tensor,
-    annotations: torch.Tensor,
-    visible: torch.Tensor | None,
-    state: torch.Tensor,
-    token_mask: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    words: Tensor,
+    annotations: Tensor,
+    visible: Tensor | None,
+    state: Tensor,
+    token_mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Run the steps of [`DecoderRecurrence`] as in the equations; return states, attention weights and contexts."""
     group = words.shape[0] // annotations.shape[0]
     annotations = annotations.repeat_interleave(group, dim=0)
@@ -522,18 +522,18 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
     def source_attention(self, layer: int) -> nn.Module:
         return self.recurrence
 
-    def prepare_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor | None:
+    def prepare_mask(self, states: Tensor, token_mask: Tensor | None) -> Tensor | None:
         return None if token_mask is None else (token_mask != 0)[:, None]
 
     def run(
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: Tensor,
         kernel_mask: Any,
-        token_mask: torch.Tensor | None,
+        token_mask: Tensor | None,
         memories: Memories,
         cache: Cache | None,
         **kwargs: Any,
-    ) -> list[torch.Tensor]:
+    ) -> list[Tensor]:
         words, (annotations, _, visible) = hidden_states, memories["encoder"]
         layer, rows = recurrent_layer(cache), words.shape[0]
         state = self.previous_state(memories["encoder"], layer, rows)
@@ -548,7 +548,7 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
             layer.update_states(state=states)
         return [words, states, features]
 
-    def previous_state(self, memory: Memory, layer: RecurrentStates | None, rows: int) -> torch.Tensor:
+    def previous_state(self, memory: Memory, layer: RecurrentStates | None, rows: int) -> Tensor:
         """Return the state before the new words, `(rows, d_model)`."""
         state = layer.get_state() if layer is not None else None
         if state is not None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.cache_utils import Cache
@@ -45,7 +45,7 @@ class RPETransformerEncoderOutput(Seq2SeqEncoderOutput):
             *optional*): With `output_attentions=True`: R of Eq. 6, before dropout.
     """
 
-    source_recurrent_positions: tuple[torch.Tensor, ...] | None = None
+    source_recurrent_positions: tuple[Tensor, ...] | None = None
 
 
 @dataclass
@@ -58,7 +58,7 @@ class RPETransformerDecoderOutput(Seq2SeqDecoderOutput):
             *optional*): With `output_attentions=True`: R of Eq. 6, before dropout.
     """
 
-    target_recurrent_positions: tuple[torch.Tensor, ...] | None = None
+    target_recurrent_positions: tuple[Tensor, ...] | None = None
 
 
 # -- recurrent positional embeddings (Eq. 6) ---------------------------------------------------------------------------
@@ -76,11 +76,11 @@ class ProjectedRecurrentLayer(RecurrentLayer):
         super().__init__(cell, input_size, hidden_size)
         self.out_proj = nn.Linear(hidden_size, hidden_size)
 
-    def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None, with_all: bool = False) -> Any:
+    def forward(self, inputs: Tensor, *initial: Tensor | None, with_all: bool = False) -> Any:
         states = self.steps(inputs, [state for state in initial if state is not None])
         return states if with_all else states[0]
 
-    def run_steps(self, gates: torch.Tensor, carry: list[torch.Tensor]) -> list[torch.Tensor]:
+    def run_steps(self, gates: Tensor, carry: list[Tensor]) -> list[Tensor]:
         recurrent = (self.weight_hh_l0, self.bias_hh_l0)
         if is_plain(self.out_proj, nn.Linear):
             return projected_states(gates, *recurrent, self.out_proj.weight, self.out_proj.bias, *carry, cell=self.cell)
@@ -89,14 +89,14 @@ class ProjectedRecurrentLayer(RecurrentLayer):
 
 def run_projected_steps(
     cell: str,
-    gates: torch.Tensor,
-    recurrent: tuple[torch.Tensor, torch.Tensor],
-    out_proj: Callable[[torch.Tensor], torch.Tensor],
-    carry: Sequence[torch.Tensor],
-) -> list[torch.Tensor]:
+    gates: Tensor,
+    recurrent: tuple[Tensor, Tensor],
+    out_proj: Callable[[Tensor], Tensor],
+    carry: Sequence[Tensor],
+) -> list[Tensor]:
     """Run the steps of a [`ProjectedRecurrentLayer`] with its recurrent weight and bias."""
 
-    def step(carry: Sequence[torch.Tensor], gate: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def step(carry: Sequence[Tensor], gate: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         state, *rest = cell_step(cell, carry, gate, *recurrent)
         states = [torch.tanh(out_proj(state)), *rest]
         return states, states
@@ -104,12 +104,12 @@ def run_projected_steps(
     return scan_steps(step, carry, gates)
 
 
-def projected_shapes(gates: torch.Tensor, *tensors: torch.Tensor, cell: str) -> Any:
+def projected_shapes(gates: Tensor, *tensors: Tensor, cell: str) -> Any:
     return cell_shapes(gates, *tensors[:2], *tensors[4:], cell=cell)
 
 
 @graph_operator(projected_shapes)
-def projected_states(gates: torch.Tensor, *tensors: torch.Tensor, cell: str) -> list[torch.Tensor]:
+def projected_states(gates: Tensor, *tensors: Tensor, cell: str) -> list[Tensor]:
     """Run [`run_projected_steps`] with recurrent weight and bias, those of the projection, and the carry."""
     weight, bias, out_weight, out_bias, *carry = tensors
     project_out = partial(nn.functional.linear, weight=out_weight, bias=out_bias)
@@ -141,7 +141,7 @@ class RecurrentPositions(nn.Module):
         self.recurrence = self.build_recurrence(build_cell(config), config.rpe_dim)
         self.out_proj = None if self.projected else nn.Linear(config.rpe_dim, config.rpe_dim)
 
-    def read_out(self, states: torch.Tensor) -> torch.Tensor:
+    def read_out(self, states: Tensor) -> Tensor:
         return states if self.out_proj is None else torch.tanh(project(self.out_proj, states))
 
 
@@ -151,9 +151,7 @@ class SourceRecurrentPositions(RecurrentPositions):
     def build_recurrence(self, cell: str | Callable[[int, int], Any], width: int) -> nn.Module:
         return MaskedRNN(cell, width, width if self.projected else width // 2, bidirectional=not self.projected)
 
-    def forward(
-        self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None
-    ) -> torch.Tensor:
+    def forward(self, embeddings: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
         """Map embeddings to R, both `(batch_size, source_length, rpe_dim)`."""
         return self.read_out(self.recurrence(embeddings, attention_mask)[0])
 
@@ -164,9 +162,7 @@ class TargetRecurrentPositions(RecurrentPositions):
     def build_recurrence(self, cell: str | Callable[[int, int], Any], width: int) -> nn.Module:
         return CachedRecurrence(cell, width, width)
 
-    def forward(
-        self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None, cache: Cache | None
-    ) -> torch.Tensor:
+    def forward(self, embeddings: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
         """Map new words' embeddings to R `(batch_size, target_length, rpe_dim)`; the mask includes earlier words."""
         return self.read_out(self.recurrence(embeddings, attention_mask, cache))
 
@@ -195,12 +191,12 @@ class RecurrentPositionInput(TokenAndPositionInput):
 
     def forward(
         self,
-        embeddings: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        offset: int | torch.Tensor = 0,
+        embeddings: Tensor,
+        attention_mask: Tensor | None = None,
+        offset: int | Tensor = 0,
         cache: Cache | None = None,
         add_positions: bool = True,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         plain, recurrent = embeddings.split(self.sizes, dim=-1)
         if add_positions:
             plain = self.with_positions(plain, attention_mask, offset)
@@ -224,7 +220,7 @@ class TypedProjection(nn.Module):
         self.plain_proj = nn.Linear(plain, plain)
         self.recurrent_proj = nn.Linear(recurrent, recurrent)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         plain, recurrent = states.split((self.plain_proj.in_features, self.recurrent_proj.in_features), dim=-1)
         return torch.cat([project(self.plain_proj, plain), project(self.recurrent_proj, recurrent)], dim=-1)
 
@@ -243,7 +239,7 @@ class SlicedProjection(nn.Module):
             for matrix in self.weight:
                 start.matrix_(matrix)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         heads, head_dim, _ = self.weight.shape
         slices = states.reshape(-1, heads, head_dim).transpose(0, 1)
         projected = torch.bmm(slices, self.weight.transpose(1, 2)).transpose(0, 1)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
@@ -45,7 +45,7 @@ from .user_errors import UserError, short_repr
 # Mean KL divergence of a target word, in nats, below which the latent variables carry no information.
 COLLAPSED = 0.01
 
-Moments = tuple[torch.Tensor, torch.Tensor]  # mean and log-variance
+Moments = tuple[Tensor, Tensor]  # mean and log-variance
 logger = logging.get_logger(__name__)
 
 
@@ -64,8 +64,8 @@ class VRNMTDecoderOutput(Seq2SeqDecoderOutput):
             divergence of each latent variable, 0 for padding.
     """
 
-    kl: torch.Tensor | None = None
-    kl_terms: torch.Tensor | None = None
+    kl: Tensor | None = None
+    kl_terms: Tensor | None = None
 
 
 # -- latent variables --------------------------------------------------------------------------------------------------
@@ -82,11 +82,11 @@ class LatentNetwork(nn.Module):
         self.mean = nn.Linear(hidden_size, latent_size)
         self.log_variance = nn.Linear(hidden_size, latent_size)
 
-    def forward(self, *parts: torch.Tensor) -> Moments:
+    def forward(self, *parts: Tensor) -> Moments:
         """Return mean and log-variance `(.., latent_size)` for inputs `(.., size)`, which are concatenated."""
         return self.moments(torch.tanh(project(self.hidden, torch.cat(parts, dim=-1))))
 
-    def moments(self, hidden: torch.Tensor) -> Moments:
+    def moments(self, hidden: Tensor) -> Moments:
         """Return mean and log-variance for the tanh layer `(.., hidden_size)`."""
         return project(self.mean, hidden), clamped(project(self.log_variance, hidden))
 
@@ -96,12 +96,12 @@ class LatentNetwork(nn.Module):
         return is_plain(self, LatentNetwork) and all(is_plain(layer, nn.Linear) for layer in layers)
 
 
-def sample(moments: Moments, noise: torch.Tensor | None) -> torch.Tensor:
+def sample(moments: Moments, noise: Tensor | None) -> Tensor:
     """Return `z = mean + exp(v / 2) noise`, or the mean without noise."""
     return moments[0] if noise is None else draw(torch.cat(moments, dim=-1), noise.to(moments[0].dtype))
 
 
-def gaussian_kl(posterior: Moments, prior: Moments | None) -> torch.Tensor:
+def gaussian_kl(posterior: Moments, prior: Moments | None) -> Tensor:
     """
     Return the KL divergence of two diagonal Gaussians `(.., latent_size)`, in nats and at least float32; without a
     prior that from N(0, I): `1/2 sum(v' - v + (exp(v) + (mu - mu')^2) / exp(v') - 1)`.
@@ -131,15 +131,13 @@ class SentenceLatent(nn.Module):
         self.posterior = LatentNetwork(annotation + 2 * width, *sizes)
         self.target_rnn = MaskedRNN("gru", width, width, bidirectional=True)
 
-    def mean(self, memory: Memory, latent_size: int) -> torch.Tensor:
+    def mean(self, memory: Memory, latent_size: int) -> Tensor:
         """Return the prior's mean `(num_sources, latent_size)` for the annotations."""
         if self.prior is None:
             return memory.states.new_zeros(memory.states.shape[0], latent_size)
         return self.prior(masked_mean(memory.states, memory.token_mask))[0]
 
-    def forward(
-        self, source: torch.Tensor, targets: torch.Tensor, real: torch.Tensor, noise: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, source: Tensor, targets: Tensor, real: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """
         Return z `(batch_size, latent_size)` of the posterior and its KL divergence `(batch_size,)`, for mean
         annotations, target words `(batch_size, target_length, d_model)`, their mask, and noise like z.
@@ -156,8 +154,8 @@ class LatentGRUCell(nn.GRUCell):
     """A GRU cell with a further part of its gates' input, `(batch_size, 3 * hidden_size)`."""
 
     def forward(  # type: ignore[override]  # a third input
-        self, inputs: torch.Tensor, state: torch.Tensor, gates: torch.Tensor
-    ) -> torch.Tensor:
+        self, inputs: Tensor, state: Tensor, gates: Tensor
+    ) -> Tensor:
         total = nn.functional.linear(inputs, self.weight_ih, self.bias_ih) + gates
         recurrent = nn.functional.linear(state, self.weight_hh, self.bias_hh)
         return gru_step(total.to(state.dtype), recurrent.to(state.dtype), state)[0]
@@ -193,12 +191,12 @@ class VRNMTRecurrence(DecoderRecurrence):
         networks = [network for network in (self.prior, self.posterior) if network is not None]
         return super().is_fast() and all(network.is_plain() for network in networks)
 
-    def columns(self, network: LatentNetwork) -> tuple[torch.Tensor, ...]:
+    def columns(self, network: LatentNetwork) -> tuple[Tensor, ...]:
         """Return the columns of a hidden layer's matrix for q_j, y_{j-1}, a_j and y_j."""
         weight = network.hidden.weight
         return weight.split([*self.blocks, weight.shape[1] - sum(self.blocks)], dim=1)
 
-    def project_latent_memory(self, has_targets: bool, annotations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project_latent_memory(self, has_targets: bool, annotations: Tensor) -> tuple[Tensor, Tensor]:
         """
         Project the annotations for all steps, as [`project_memory`] does, with the hidden layers' parts `W h_i` among
         the values: after the gates that of the network in the loop, at the end that of the prior for the KL divergence.
@@ -215,16 +213,16 @@ class VRNMTRecurrence(DecoderRecurrence):
 
     def forward(  # type: ignore[override]  # further inputs
         self,
-        words: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor | None,
-        visible: torch.Tensor | None,
-        state: torch.Tensor,
-        token_mask: torch.Tensor | None,
-        targets: torch.Tensor | None,
-        noise: torch.Tensor | None,
-        given: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        words: Tensor,
+        keys: Tensor,
+        values: Tensor | None,
+        visible: Tensor | None,
+        state: Tensor,
+        token_mask: Tensor | None,
+        targets: Tensor | None,
+        noise: Tensor | None,
+        given: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """
         Run as [`DecoderRecurrence`], with the target words y_j of the posterior, `(batch_size, target_length, d_model)`
         or `None` for the prior, and noise `(batch_size, target_length, latent_size)` or `None` for the mean. `given`
@@ -243,16 +241,16 @@ class VRNMTRecurrence(DecoderRecurrence):
 
     def run_fast(
         self,
-        words: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        visible: torch.Tensor | None,
-        state: torch.Tensor,
-        token_mask: torch.Tensor | None,
-        targets: torch.Tensor | None,
-        noise: torch.Tensor | None,
-        given: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any, torch.Tensor | None]:
+        words: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        visible: Tensor | None,
+        state: Tensor,
+        token_mask: Tensor | None,
+        targets: Tensor | None,
+        noise: Tensor | None,
+        given: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Any, Tensor | None]:
         """Compute what [`run_steps_reference`] does, with `W_c a_j` of the read-out in place of the contexts."""
         latents, network = None, None
         if given is not None:
@@ -280,7 +278,7 @@ class VRNMTRecurrence(DecoderRecurrence):
             kl = gaussian_kl((mean, clamped(log_variance)), prior)
         return states, attention, reads[..., : self.readout.size], latents, kl
 
-    def word_part(self, network: Any, words: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+    def word_part(self, network: Any, words: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return the words' part of a network's hidden layer, `(batch_size, target_length, latent_hidden_size)`."""
         _, of_words, _, of_targets = self.columns(network)
         part = fast_linear(words, of_words, network.hidden.bias)
@@ -289,15 +287,15 @@ class VRNMTRecurrence(DecoderRecurrence):
 
 def run_steps_reference(
     recurrence: VRNMTRecurrence,
-    words: torch.Tensor,
-    annotations: torch.Tensor,
-    visible: torch.Tensor | None,
-    state: torch.Tensor,
-    token_mask: torch.Tensor | None,
-    targets: torch.Tensor | None,
-    noise: torch.Tensor | None,
-    given: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    words: Tensor,
+    annotations: Tensor,
+    visible: Tensor | None,
+    state: Tensor,
+    token_mask: Tensor | None,
+    targets: Tensor | None,
+    noise: Tensor | None,
+    given: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """
     Run the steps of [`VRNMTRecurrence`] as in the equations. Return states, attention weights, contexts, u_j, and with
     target words the KL divergences.
@@ -305,13 +303,13 @@ def run_steps_reference(
     group = words.shape[0] // annotations.shape[0]
     annotations = annotations.repeat_interleave(group, dim=0)
     visible = None if visible is None else visible[:, 0].repeat_interleave(group, dim=0)
-    results: list[tuple[torch.Tensor, ...]] = []
+    results: list[tuple[Tensor, ...]] = []
     for j in range(words.shape[1]):
         word, query = words[:, j], state
         if recurrence.is_conditional:
             query = recurrence.word_cell(word, state)
         context, weight = recurrence.attention(query, annotations, visible)
-        divergence: tuple[torch.Tensor, ...] = ()
+        divergence: tuple[Tensor, ...] = ()
         if given is not None:
             value = given[:, min(j, given.shape[1] - 1)]
         else:
@@ -352,7 +350,7 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
     @can_return_tuple
     def forward(self, *args: Any, **kwargs: Any) -> VRNMTDecoderOutput:
         """Args as for [`Seq2SeqDecoder`], and `target_ids` `(batch_size, target_length)`, -100 at padding."""
-        terms: list[torch.Tensor] = []
+        terms: list[Tensor] = []
         outputs = super().forward(*args, **{**kwargs, "return_dict": True, "kl_terms": terms})
         if terms:
             outputs.kl_terms = terms[0]
@@ -361,15 +359,15 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
 
     def run(  # type: ignore[override]  # further inputs
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: Tensor,
         kernel_mask: Any,
-        token_mask: torch.Tensor | None,
+        token_mask: Tensor | None,
         memories: Memories,
         cache: Cache | None,
-        kl_terms: list[torch.Tensor],
-        target_ids: torch.Tensor | None = None,
+        kl_terms: list[Tensor],
+        target_ids: Tensor | None = None,
         **kwargs: Any,
-    ) -> list[torch.Tensor]:
+    ) -> list[Tensor]:
         """Run the recurrence; append the KL divergences to `kl_terms` if there are target words."""
         words, memory, targets, real = hidden_states, memories["encoder"], None, None
         rows = words.shape[0]
@@ -403,7 +401,7 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
             layer.update_states(state=states)
         return [words, states, features]
 
-    def drop_words(self, words: torch.Tensor) -> torch.Tensor:
+    def drop_words(self, words: Tensor) -> Tensor:
         """Replace a share of the input words `(batch_size, target_length, d_model)` by zeros."""
         share = self.config.latent_word_dropout
         if share == 0:
@@ -411,7 +409,7 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
         kept = torch.rand(words.shape[:2], device=words.device) >= share
         return words * kept[:, :, None].to(words.dtype)
 
-    def draw_noise(self, words: torch.Tensor, has_targets: bool) -> torch.Tensor | None:
+    def draw_noise(self, words: Tensor, has_targets: bool) -> Tensor | None:
         """
         Draw the noise of all latent variables, `(batch_size, target_length or 1, latent_size)`; `None` where their mean
         is used. It is drawn before the steps, so that all paths, and checkpoints of gradients, have the same.
@@ -424,14 +422,14 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
 
     def given_latents(
         self,
-        words: torch.Tensor,
+        words: Tensor,
         memory: Memory,
-        targets: torch.Tensor | None,
-        real: torch.Tensor | None,
-        noise: torch.Tensor | None,
+        targets: Tensor | None,
+        real: Tensor | None,
+        noise: Tensor | None,
         cache: Cache | None,
-        kl_terms: list[torch.Tensor],
-    ) -> torch.Tensor | None:
+        kl_terms: list[Tensor],
+    ) -> Tensor | None:
         """Return the latent variables that do not depend on the decoder's states, `(batch_size, .., latent_size)`."""
         rows, size = words.shape[0], self.config.latent_size
         if self.sentence_latent is None:
@@ -456,7 +454,7 @@ class VRNMTModel(VRNMTPreTrainedModel, Seq2SeqModelBase):
 
     encoder_class = RNMTEncoder
     decoder_class = VRNMTDecoder
-    training_step: torch.Tensor
+    training_step: Tensor
 
     def __init__(self, config: VRNMTConfig):
         super().__init__(config)
@@ -495,7 +493,7 @@ class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGene
         """Set the number of training steps made so far, on which the weight of the KL divergence depends."""
         self.model.training_step.fill_(step)
 
-    def current_kl_weight(self) -> torch.Tensor | float:
+    def current_kl_weight(self) -> Tensor | float:
         """Return the weight of the KL divergence at the current training step."""
         steps, weight = self.config.kl_annealing_steps, self.config.kl_weight
         if steps == 0:
@@ -515,14 +513,14 @@ class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGene
             "latent_word_dropout to a larger value"
         )
 
-    def inputs_from_labels(self, labels: torch.Tensor) -> dict[str, Any]:
+    def inputs_from_labels(self, labels: Tensor) -> dict[str, Any]:
         # The posterior is used in training only: validation must not see the words that it predicts.
         return {"target_ids": labels} if self.training else {}
 
     def auxiliary_loss(
-        self, outputs: Seq2SeqTranslationOutput, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
-    ) -> torch.Tensor | None:
-        terms: torch.Tensor | None = outputs.kl_terms  # type: ignore[attr-defined]
+        self, outputs: Seq2SeqTranslationOutput, labels: Tensor, num_items_in_batch: Tensor | int | None
+    ) -> Tensor | None:
+        terms: Tensor | None = outputs.kl_terms  # type: ignore[attr-defined]
         if terms is None:
             return None
         if self.config.latent_free_bits:

@@ -1,7 +1,7 @@
 """The multi-column encoder of Chen et al. (2018), "The Best of Both Worlds", with which BiARN is compared (table 4)."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .configuration_transformer import TransformerConfig
 from .recurrent_layers import RecurrentEncoderLayer
@@ -19,7 +19,7 @@ class MultiColumn(nn.Module):
         self.layer_norm = nn.LayerNorm(width, eps=config.layer_norm_eps) if config.normalize_before else None
         self.merge = nn.Linear(2 * width, width) if config.multi_column_merge == "concat" else None
 
-    def forward(self, words: torch.Tensor, encoded: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, words: Tensor, encoded: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Merge word embeddings and the other encoder's states, both `(batch_size, source_length, d_model)`."""
         states = words
         for layer in self.layers:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -62,7 +62,7 @@ class RecurrentLayer(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.cell}, {self.input_size}, {self.hidden_size}"
 
-    def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None, with_all: bool = False) -> Any:
+    def forward(self, inputs: Tensor, *initial: Tensor | None, with_all: bool = False) -> Any:
         """
         Return the states `(batch_size, length, hidden_size)` of `inputs` `(batch_size, length, input_size)`, or with
         `with_all` the list of [`steps`]. `initial` are the states before the first word, `(batch_size, hidden_size)`;
@@ -84,26 +84,24 @@ class RecurrentLayer(nn.Module):
                 return layer_states(inputs.to(wide), state.to(wide), *weights, **settings)[0]
         return layer_states(inputs, state, *weights, **settings)[0]
 
-    def steps(self, inputs: torch.Tensor, initial: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+    def steps(self, inputs: Tensor, initial: Sequence[Tensor] = ()) -> list[Tensor]:
         """Return the values of each of `state_names` after every step; missing `initial` ones are zero."""
         gates = nn.functional.linear(inputs.transpose(0, 1), self.weight_ih_l0, self.bias_ih_l0)
         zeros = [inputs.new_zeros(inputs.shape[0], self.hidden_size) for _ in self.state_names[len(initial) :]]
         return [states.transpose(0, 1) for states in self.run_steps(gates, [*initial, *zeros])]
 
-    def run_steps(self, gates: torch.Tensor, carry: list[torch.Tensor]) -> list[torch.Tensor]:
+    def run_steps(self, gates: Tensor, carry: list[Tensor]) -> list[Tensor]:
         """Run all steps from the input's part of the gates `(length, batch_size, gates * hidden_size)`."""
         return cell_states(gates, self.weight_hh_l0, self.bias_hh_l0, *carry, cell=self.cell)
 
 
-def layer_shapes(inputs: torch.Tensor, state: torch.Tensor, *rest: torch.Tensor, **settings: Any) -> Any:
+def layer_shapes(inputs: Tensor, state: Tensor, *rest: Tensor, **settings: Any) -> Any:
     """Return shape and type of the output of a layer."""
     return [((*inputs.shape[:2], state.shape[-1]), state.dtype)]
 
 
 @graph_operator(layer_shapes)
-def layer_states(
-    inputs: torch.Tensor, state: torch.Tensor, *weights: torch.Tensor, cell: str, training: bool
-) -> list[torch.Tensor]:
+def layer_states(inputs: Tensor, state: Tensor, *weights: Tensor, cell: str, training: bool) -> list[Tensor]:
     """Run a [`RecurrentLayer`] by torch's kernel from `state` `(batch_size, hidden_size)` and its parameters."""
     state = state[None].contiguous()
     # cuDNN has no backward pass outside of training, which without dropout is the same.
@@ -115,9 +113,7 @@ def layer_states(
     return [(torch.gru if cell == "gru" else torch.rnn_tanh)(inputs, state, *kernel_settings)[0]]
 
 
-def cell_step(
-    cell: str, carry: Sequence[torch.Tensor], gate: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
-) -> list[torch.Tensor]:
+def cell_step(cell: str, carry: Sequence[Tensor], gate: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
     """Run one step from the carry and the input's part of all gates `(batch_size, gates * hidden_size)`."""
     recurrent = nn.functional.linear(carry[0], weight, bias)
     if cell == "rnn":
@@ -132,18 +128,16 @@ def cell_step(
     return [torch.sigmoid(out) * torch.tanh(memory), memory]
 
 
-def cell_shapes(gates: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *carry: torch.Tensor, cell: str) -> Any:
+def cell_shapes(gates: Tensor, weight: Tensor, bias: Tensor, *carry: Tensor, cell: str) -> Any:
     """Return shapes and types of the states of all steps."""
     return [((gates.shape[0], *state.shape), torch.promote_types(gates.dtype, state.dtype)) for state in carry]
 
 
 @graph_operator(cell_shapes)
-def cell_states(
-    gates: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *carry: torch.Tensor, cell: str
-) -> list[torch.Tensor]:
+def cell_states(gates: Tensor, weight: Tensor, bias: Tensor, *carry: Tensor, cell: str) -> list[Tensor]:
     """Return the carry of [`cell_step`] after each step, `(length, batch_size, hidden_size)`."""
 
-    def step(carry: Sequence[torch.Tensor], gate: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def step(carry: Sequence[Tensor], gate: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         states = cell_step(cell, carry, gate, weight, bias)
         return states, states
 
@@ -155,7 +149,7 @@ def build_recurrent_layer(cell: str | Callable[[int, int], Any], input_size: int
     return RecurrentLayer(cell, input_size, hidden_size) if isinstance(cell, str) else cell(input_size, hidden_size)
 
 
-def masked_mean(states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+def masked_mean(states: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Return the mean of states `(batch_size, length, d)` over real tokens; zeros for a row without any."""
     if attention_mask is None:
         return states.mean(dim=1)
@@ -164,7 +158,7 @@ def masked_mean(states: torch.Tensor, attention_mask: torch.Tensor | None) -> to
     return (total.to(wide_type(states.dtype)) / count).to(states.dtype)  # half precision cannot hold the count
 
 
-def left_aligned(attention_mask: torch.Tensor) -> torch.Tensor:
+def left_aligned(attention_mask: Tensor) -> Tensor:
     """Return the order of columns that moves the padding of each row of a mask `(batch_size, length)` to its end."""
     real = attention_mask != 0
     count = real.cumsum(dim=1)  # not a sort: graphs of other engines have no stable one
@@ -172,20 +166,20 @@ def left_aligned(attention_mask: torch.Tensor) -> torch.Tensor:
     return inverse(torch.where(real, count - 1, count[:, -1:] + columns - count))
 
 
-def inverse(order: torch.Tensor) -> torch.Tensor:
+def inverse(order: Tensor) -> Tensor:
     """Return the order `(batch_size, length)` that undoes `order`."""
     columns = torch.arange(order.shape[1], device=order.device)
     return torch.empty_like(order).scatter(1, order, columns.expand_as(order))
 
 
-def reversed_order(lengths: torch.Tensor, length: int) -> torch.Tensor:
+def reversed_order(lengths: Tensor, length: int) -> Tensor:
     """Return the order that reverses the first `lengths[b]` columns of each row; it is its own inverse."""
     columns = torch.arange(length, device=lengths.device)[None, :]
     mirrored = lengths[:, None] - 1 - columns
     return torch.where(mirrored >= 0, mirrored, columns)
 
 
-def take(states: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+def take(states: Tensor, order: Tensor) -> Tensor:
     """Return the columns of `(batch_size, length, d)` in the order `(batch_size, length)`."""
     return states.gather(1, order[:, :, None].expand(-1, -1, states.shape[2]))
 
@@ -209,10 +203,10 @@ class MaskedRNN(nn.Module):
 
     def forward(
         self,
-        inputs: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        initial_states: tuple[torch.Tensor | None, ...] = (None, None),
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs: Tensor,
+        attention_mask: Tensor | None = None,
+        initial_states: tuple[Tensor | None, ...] = (None, None),
+    ) -> tuple[Tensor, Tensor]:
         """
         Run over inputs `(batch_size, length, input_size)` with a mask `(batch_size, length)`, 1 keeps, from the states
         of each direction before the first step, `(batch_size, hidden_size)`, zeros by default. Return all states,
@@ -264,17 +258,17 @@ class CachedRecurrence(nn.Module):
 
     def forward(
         self,
-        inputs: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
+        inputs: Tensor,
+        attention_mask: Tensor | None = None,
         cache: Cache | None = None,
-        initial_state: Callable[[], torch.Tensor] | None = None,
-    ) -> torch.Tensor:
+        initial_state: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
         """
         Return the states `(batch_size, length, hidden_size)` of new words `(batch_size, length, input_size)` with a
         mask `(batch_size, seen + length)`. `initial_state` makes the one before the first word, by default zeros.
         """
         layer = recurrent_layer(cache, self.layer_idx)
-        initial: list[torch.Tensor] = []
+        initial: list[Tensor] = []
         if layer is not None and layer.get_state(self.names[0]) is not None:
             initial = [layer.states[name] for name in self.names]
         elif initial_state is not None:
@@ -321,12 +315,8 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
         self.rnn_layer_norm = nn.LayerNorm(d_model, eps=layer_norm_eps)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        kernel_mask: torch.Tensor | None = None,
-        token_mask: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
+        self, hidden_states: Tensor, kernel_mask: Tensor | None = None, token_mask: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
         """Run over `(batch_size, length, d_model)`; `token_mask` `(batch_size, length)`: 1 keeps."""
         inputs = self.rnn_layer_norm(hidden_states) if self.normalize_before else hidden_states
         outputs = dropout(project(self.out_proj, self.rnn(inputs, token_mask)[0]), self.dropout, self.training)

@@ -4,7 +4,7 @@ import copy
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_masks_for_generate
@@ -62,7 +62,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         self.decoder = self.decoder_class(config)
         self.post_init()
 
-    def memories(self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: torch.Tensor | None) -> Memories:
+    def memories(self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: Tensor | None) -> Memories:
         """Return the memories in the encoder's output, which the decoder reads."""
         memories = encoder_outputs.memories()
         memories["encoder"] = memories["encoder"]._replace(token_mask=attention_mask)
@@ -88,14 +88,14 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
         cache: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
@@ -159,7 +159,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     model_class: type[Seq2SeqModelBase]
     further_inputs = ("decoder_input_ids",)
     output_class: type[Seq2SeqTranslationOutput] = Seq2SeqTranslationOutput
-    final_logits_bias: torch.Tensor | None
+    final_logits_bias: Tensor | None
     # The loss takes `smoothing`, and divides by `num_items_in_batch`.
     computes_smoothed_loss = True
 
@@ -243,18 +243,18 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        decoder_input_ids: torch.Tensor | None = None,
-        decoder_attention_mask: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
         cache: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        decoder_inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
         use_cache: bool | None = None,
         smoothing: float = 0.0,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         return_logits: bool = True,
         **kwargs: Any,
     ) -> Seq2SeqTranslationOutput:
@@ -308,17 +308,17 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
                 result.loss = loss + result.auxiliary_loss  # type: ignore[operator]  # with labels
         return result
 
-    def inputs_from_labels(self, labels: torch.Tensor) -> dict[str, Any]:
+    def inputs_from_labels(self, labels: Tensor) -> dict[str, Any]:
         """Return further inputs of encoder and decoder, by name, that a model derives from the labels."""
         return {}
 
     def auxiliary_loss(
-        self, outputs: Seq2SeqTranslationOutput, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
-    ) -> torch.Tensor | None:
+        self, outputs: Seq2SeqTranslationOutput, labels: Tensor, num_items_in_batch: Tensor | int | None
+    ) -> Tensor | None:
         """Return a term that a model adds to its loss, a sum divided by [`~.seq2seq_loss.divisor`], or `None`."""
         return None
 
-    def loss_without_logits(self, features: torch.Tensor, labels: torch.Tensor, *settings: Any) -> torch.Tensor:
+    def loss_without_logits(self, features: Tensor, labels: Tensor, *settings: Any) -> Tensor:
         """Compute the loss of `features` `(batch_size, target_length, d_model)`, one chunk of tokens at a time."""
         head, bias = self.lm_head, self.final_logits_bias[0] if self.final_logits_bias is not None else None
         if hasattr(head, "unshard") and nn.Linear in type(head).__bases__:
@@ -327,7 +327,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
             return chunked_cross_entropy_of_layer(head, features, labels, bias, *settings)
         return chunked_cross_entropy(features, head.weight, labels, bias, *settings)
 
-    def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift labels `(batch_size, target_length)` right behind the start token; -100 becomes padding."""
         start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or padding is None:
@@ -341,8 +341,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     # -- generation --------------------------------------------------------------------------------------------------
 
     def create_masks_for_generate(
-        self, attention_mask: torch.Tensor | None = None, **kwargs: Any
-    ) -> torch.Tensor | dict[str, torch.Tensor] | None:
+        self, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> Tensor | dict[str, Tensor] | None:
         """Return the decoder's mask for a static cache; positions need a prompt's token mask unchanged."""
         if attention_mask is not None:
             return attention_mask

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, utils
 from transformers import initialization as init
 from transformers.dynamic_module_utils import custom_object_save
@@ -26,7 +26,7 @@ TIED = (
 )
 
 
-def is_loaded(parameter: torch.Tensor) -> bool:
+def is_loaded(parameter: Tensor) -> bool:
     """Return whether a parameter was loaded from a checkpoint, by the mark of `transformers.initialization`."""
     return getattr(parameter, "_is_hf_initialized", False)
 
@@ -47,11 +47,11 @@ class Initialization:
         """Whether a configuration sets the distribution of all matrices."""
         return self.uniform is not None or self.std is not None
 
-    def matrix_(self, matrix: torch.Tensor) -> None:
+    def matrix_(self, matrix: Tensor) -> None:
         """Initialize the matrix of a linear map or a convolution."""
         (self.table_ if self.is_set else init.xavier_uniform_)(matrix)
 
-    def table_(self, table: torch.Tensor, std: float | None = None) -> None:
+    def table_(self, table: Tensor, std: float | None = None) -> None:
         """Initialize a lookup table; `std`, by default that of embeddings, applies if the model sets none."""
         if self.uniform is not None:
             init.uniform_(table, -self.uniform, self.uniform)
@@ -138,7 +138,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         self._no_split_modules = sorted(present & {*(type(self)._no_split_modules or ()), *self._no_split_modules})
 
     @property
-    def dummy_inputs(self) -> dict[str, torch.Tensor]:
+    def dummy_inputs(self) -> dict[str, Tensor]:
         return dict.fromkeys(("input_ids", *self.further_inputs), super().dummy_inputs["input_ids"])
 
     # -- tied weights ------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         return report
 
 
-def read_safetensors(folder: str | Path) -> dict[str, torch.Tensor]:
+def read_safetensors(folder: str | Path) -> dict[str, Tensor]:
     """Read all tensors of a local folder's or a Hub model's safetensors files."""
     if Path(folder).is_dir():
         files = sorted(Path(folder).glob("*.safetensors"))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .kernels_cpu_matmuls import add_product, fast_product
@@ -27,12 +27,12 @@ FORBIDDEN = -1e4
 
 
 def smoothed_cross_entropy(
-    logits: torch.Tensor,
-    labels: torch.Tensor,
+    logits: Tensor,
+    labels: Tensor,
     label_smoothing: float = 0.0,
-    num_items_in_batch: torch.Tensor | int | None = None,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
+    num_items_in_batch: Tensor | int | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
     """
     Compute the cross-entropy of logits `(..., vocab_size)` and labels `(...)` against `(1 - e) one-hot + e / V`
     (Szegedy et al., 2016, section 7) as `(1 - e) (lse - z_y) + e (lse - mean(z))`, in at least float32. The label -100
@@ -43,7 +43,7 @@ def smoothed_cross_entropy(
     return summed_cross_entropy(logits, labels, label_smoothing, bias) / divisor(labels, num_items_in_batch)
 
 
-def uniform_targets(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+def uniform_targets(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Return the uniform distribution `(vocab_size,)` over the symbols that a bias does not forbid; `None`: all."""
     if bias is None:
         return None
@@ -51,15 +51,13 @@ def uniform_targets(bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tens
     return exists / exists.sum()
 
 
-def mean_logits(logits: torch.Tensor, uniform: torch.Tensor | None) -> torch.Tensor:
+def mean_logits(logits: Tensor, uniform: Tensor | None) -> Tensor:
     """Return the mean logits `(tokens,)` over the symbols of [`uniform_targets`], in at least float32."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     return logits.mean(dim=-1, dtype=dtype) if uniform is None else torch.mv(logits.to(dtype), uniform)
 
 
-def summed_cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, label_smoothing: float, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def summed_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float, bias: Tensor | None = None) -> Tensor:
     """Sum [`smoothed_cross_entropy`] over logits `(tokens, vocab_size)` and labels `(tokens,)`."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
     if label_smoothing == 0.0:
@@ -71,11 +69,11 @@ def summed_cross_entropy(
     return losses.masked_fill(ignored, 0.0).sum()
 
 
-def divisor(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | int:
+def divisor(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | int:
     """Return the divisor of a summed loss: `num_items_in_batch`, or the number of labels; at least 1."""
     if num_items_in_batch is None:
         return (labels != IGNORE_INDEX).sum().clamp(min=1)
-    if isinstance(num_items_in_batch, torch.Tensor):
+    if isinstance(num_items_in_batch, Tensor):
         return num_items_in_batch.to(labels.device).clamp(min=1)
     return max(num_items_in_batch, 1)
 
@@ -88,16 +86,16 @@ class ChunkedCrossEntropy(CustomGradient):
 
     @staticmethod
     def forward(
-        hidden_states: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        labels: torch.Tensor,
-        divisor: torch.Tensor | int,
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        divisor: Tensor | int,
         label_smoothing: float,
         chunk_size: int,
         compute_dtype: torch.dtype,
         wants_grad: bool,
-    ) -> tuple[torch.Tensor | None, ...]:
+    ) -> tuple[Tensor | None, ...]:
         states, matrix = hidden_states.to(compute_dtype), weight.to(compute_dtype)
         sum_dtype = torch.promote_types(compute_dtype, torch.float32)
         factor = torch.ones((), dtype=sum_dtype, device=states.device) / divisor if wants_grad else None
@@ -106,7 +104,7 @@ class ChunkedCrossEntropy(CustomGradient):
         return total / divisor, *(gradients or (None, None))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor | None, ...]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
         states, matrix = inputs[:2]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(gradient for gradient in output[1:] if gradient is not None))
@@ -115,7 +113,7 @@ class ChunkedCrossEntropy(CustomGradient):
         ctx.save_for_backward(*output[1:], *((states, matrix) if is_transformed() else ()))
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor | None, *of_gradients: None) -> Any:
+    def backward(ctx: Any, grad_output: Tensor | None, *of_gradients: None) -> Any:
         if grad_output is None:
             return (None,) * 9
         if torch.is_grad_enabled() and not is_transformed():
@@ -126,8 +124,8 @@ class ChunkedCrossEntropy(CustomGradient):
 
     @staticmethod
     def scaled_gradients(
-        dtypes: tuple[torch.dtype, torch.dtype], grad_output: torch.Tensor, *saved: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        dtypes: tuple[torch.dtype, torch.dtype], grad_output: Tensor, *saved: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Scale the gradients of the forward pass, the first of the `saved` tensors."""
         grad_states, grad_matrix = saved[:2]
         # Usually it is 1. On CPU reading it avoids scaling a tensor of the matrix's size; elsewhere it would wait.
@@ -137,7 +135,7 @@ class ChunkedCrossEntropy(CustomGradient):
         return grad_states.to(dtypes[0]), grad_matrix.to(dtypes[1])
 
 
-def loss_shapes(states: torch.Tensor, matrix: torch.Tensor, *others: torch.Tensor | None, **settings: Any) -> Any:
+def loss_shapes(states: Tensor, matrix: Tensor, *others: Tensor | None, **settings: Any) -> Any:
     """Return shapes and types of the results of [`chunked_losses`]."""
     wide = torch.promote_types(states.dtype, torch.float32)
     return [((), wide)] + ([] if others[-1] is None else [(states.shape, states.dtype), (matrix.shape, wide)])
@@ -145,15 +143,15 @@ def loss_shapes(states: torch.Tensor, matrix: torch.Tensor, *others: torch.Tenso
 
 @graph_operator(loss_shapes)
 def chunked_losses(
-    states: torch.Tensor,
-    matrix: torch.Tensor,
-    bias: torch.Tensor | None,
-    labels: torch.Tensor,
-    factor: torch.Tensor | None,
+    states: Tensor,
+    matrix: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    factor: Tensor | None,
     *,
     label_smoothing: float,
     chunk_size: int,
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """
     Sum the losses of `states @ matrix.T + bias` for states `(tokens, d_model)` and a matrix `(vocab_size, d_model)`.
     With a `factor` also return the gradients of the sum times this factor, those of `states` in their own type.
@@ -187,12 +185,8 @@ def chunked_losses(
 
 
 def losses_on_cpu(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    share: torch.Tensor | None,
-    label_smoothing: float,
-    uniform: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    logits: Tensor, targets: Tensor, share: Tensor | None, label_smoothing: float, uniform: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """
     Return the losses `(tokens,)` of logits `(tokens, vocab_size)`; with the `share` of each token in the result, also
     the gradients softmax - (1 - e) one-hot - e / V times that share, or with [`uniform_targets`] in place of 1 / V.
@@ -217,12 +211,8 @@ def losses_on_cpu(
 
 
 def losses_on_accelerator(
-    logits: torch.Tensor,
-    targets: torch.Tensor,
-    share: torch.Tensor | None,
-    label_smoothing: float,
-    uniform: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    logits: Tensor, targets: Tensor, share: Tensor | None, label_smoothing: float, uniform: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """
     Compute [`losses_on_cpu`] by torch's fused softmax, which reads the logits in their own type. Reading and writing
     memory takes all of the time, and this does a third of it. The gradients are in the type of the logits.
@@ -243,20 +233,20 @@ def losses_on_accelerator(
     return losses, torch.addcmul(-even * share, probabilities, share, out=torch.empty_like(logits))
 
 
-def tokens_at_a_time(states: torch.Tensor) -> int:
+def tokens_at_a_time(states: Tensor) -> int:
     """Return how many tokens' logits are computed together: on an accelerator more, since each launch costs."""
     return 1024 if states.is_cpu else 4096
 
 
 def chunked_cross_entropy(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    labels: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    hidden_states: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
     label_smoothing: float = 0.0,
-    num_items_in_batch: torch.Tensor | int | None = None,
+    num_items_in_batch: Tensor | int | None = None,
     chunk_size: int | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """
     Compute [`smoothed_cross_entropy`] of `hidden_states @ weight.T + bias` for states `(..., d_model)` and a weight
     `(vocab_size, d_model)`, with the logits of at most `chunk_size` tokens at a time (default: [`tokens_at_a_time`]).
@@ -284,14 +274,14 @@ def chunked_cross_entropy(
 
 
 def chunked_cross_entropy_of_layer(
-    layer: Callable[[torch.Tensor], torch.Tensor],
-    hidden_states: torch.Tensor,
-    labels: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    layer: Callable[[Tensor], Tensor],
+    hidden_states: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
     label_smoothing: float = 0.0,
-    num_items_in_batch: torch.Tensor | int | None = None,
+    num_items_in_batch: Tensor | int | None = None,
     chunk_size: int | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """
     Compute [`chunked_cross_entropy`] for an output layer that must be called (adapters, quantization, hooks), and in
     float16; the backward pass computes the logits again.
@@ -299,7 +289,7 @@ def chunked_cross_entropy_of_layer(
     labels = labels.reshape(-1).to(hidden_states.device)
     states = hidden_states.reshape(-1, hidden_states.shape[-1])
 
-    def part_loss(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def part_loss(states: Tensor, labels: Tensor) -> Tensor:
         logits = layer(states)
         logits = logits if bias is None else logits + bias
         return summed_cross_entropy(logits, labels, label_smoothing, bias)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import torch
+from torch import Tensor
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions, Seq2SeqLMOutput
 
@@ -26,9 +26,9 @@ class Memory(NamedTuple):
     mask `(num_sources, length)`, or `None` if all are real, and the kernel mask.
     """
 
-    states: torch.Tensor
-    token_mask: torch.Tensor | None = None
-    kernel_mask: torch.Tensor | None = None
+    states: Tensor
+    token_mask: Tensor | None = None
+    kernel_mask: Tensor | None = None
 
 
 class Memories(dict[str, Memory]):
@@ -40,7 +40,7 @@ class Memories(dict[str, Memory]):
             field="encoder_outputs",
         )
 
-    def with_states(self, states: Iterable[torch.Tensor]) -> "Memories":
+    def with_states(self, states: Iterable[Tensor]) -> "Memories":
         """Return a copy of the memories with these states."""
         pairs = zip(self.items(), states, strict=True)
         return Memories((name, memory._replace(states=new)) for (name, memory), new in pairs)
@@ -124,7 +124,7 @@ class Seq2SeqEncoderOutput(BaseModelOutput):
             return cls(*value)
         tensors = ["last_hidden_state", *(name for name, *_ in cls.memory_parts)]
         layers = [name for name in names if name not in tensors]
-        by_type: dict[str, Any] = dict(zip(tensors, (v for v in value if isinstance(v, torch.Tensor)), strict=False))
+        by_type: dict[str, Any] = dict(zip(tensors, (v for v in value if isinstance(v, Tensor)), strict=False))
         by_type.update(zip(layers, (v for v in value if isinstance(v, (tuple, list))), strict=False))
         return cls(**by_type)
 
@@ -147,7 +147,7 @@ class Seq2SeqDecoderOutput(BaseModelOutputWithPastAndCrossAttentions):
 class Seq2SeqTranslationOutput(Seq2SeqLMOutput):
     """[`~transformers.modeling_outputs.Seq2SeqLMOutput`] with the `auxiliary_loss` that the model added to its loss."""
 
-    auxiliary_loss: torch.Tensor | None = None
+    auxiliary_loss: Tensor | None = None
 
 
 def extra_fields(output_class: type) -> list[Any]:

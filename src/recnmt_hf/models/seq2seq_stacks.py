@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.processing_utils import Unpack
@@ -27,7 +27,7 @@ from .seq2seq_outputs import CACHE, Memories, Memory, Seq2SeqDecoderOutput, Seq2
 from .user_errors import UserError, short_repr
 
 
-def sinusoid_table(num_positions: int, dim: int, kind: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def sinusoid_table(num_positions: int, dim: int, kind: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """
     Return sinusoids `(num_positions, dim)` (Vaswani et al., 2017, section 3.5): `"sinusoidal"` interleaves sine and
     cosine as the paper does, the other kinds have all sines before all cosines. With k from 0 to `dim / 2 - 1` the
@@ -42,7 +42,7 @@ def sinusoid_table(num_positions: int, dim: int, kind: str, dtype: torch.dtype =
     return table.to(dtype)
 
 
-def positions_from_mask(attention_mask: torch.Tensor) -> torch.Tensor:
+def positions_from_mask(attention_mask: Tensor) -> Tensor:
     """Count real tokens only: 0 for the first token of a token mask `(batch_size, length)`, 1 keeps."""
     return (attention_mask.long().cumsum(dim=-1) - 1).clamp_(min=0)
 
@@ -50,7 +50,7 @@ def positions_from_mask(attention_mask: torch.Tensor) -> torch.Tensor:
 class SinusoidalPositionEmbedding(nn.Module):
     """Fixed sinusoids, looked up by position. The table is a buffer outside the state dict."""
 
-    table: torch.Tensor
+    table: Tensor
 
     def __init__(self, num_positions: int, dim: int, kind: str = "sinusoidal"):
         super().__init__()
@@ -62,7 +62,7 @@ class SinusoidalPositionEmbedding(nn.Module):
     def initialize(self, start: Initialization) -> None:
         init.copy_(self.table, self.compute_table())
 
-    def compute_table(self) -> torch.Tensor:
+    def compute_table(self) -> Tensor:
         return sinusoid_table(self.table.shape[0], self.table.shape[1], self.kind, self.table.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -73,7 +73,7 @@ class SinusoidalPositionEmbedding(nn.Module):
             self.table.copy_(self.compute_table())
         return self
 
-    def forward(self, length: int, offset: int | torch.Tensor = 0, position_ids: torch.Tensor | None = None) -> Any:
+    def forward(self, length: int, offset: int | Tensor = 0, position_ids: Tensor | None = None) -> Any:
         """Return rows `(length, dim)` from `offset` on, or `(batch_size, length, dim)` for given positions."""
         return look_up(self.table, length, offset, position_ids)
 
@@ -88,16 +88,16 @@ class LearnedPositionEmbedding(nn.Module):
     def initialize(self, start: Initialization) -> None:
         start.table_(self.weight)
 
-    def forward(self, length: int, offset: int | torch.Tensor = 0, position_ids: torch.Tensor | None = None) -> Any:
+    def forward(self, length: int, offset: int | Tensor = 0, position_ids: Tensor | None = None) -> Any:
         return look_up(self.weight, length, offset, position_ids)
 
 
-def look_up(table: torch.Tensor, length: int, offset: int | torch.Tensor, position_ids: torch.Tensor | None) -> Any:
+def look_up(table: Tensor, length: int, offset: int | Tensor, position_ids: Tensor | None) -> Any:
     """Return rows of `table`; raises `UserError` when a sequence is longer than the table."""
     if position_ids is not None:
         return nn.functional.embedding(position_ids, table)
     # Static caches keep their length on the device; an exported graph is free of it.
-    if isinstance(offset, torch.Tensor) or is_exporting():
+    if isinstance(offset, Tensor) or is_exporting():
         return nn.functional.embedding(torch.arange(length, device=table.device) + offset, table)
     check_length(offset + length, table.shape[0])
     return table[offset : offset + length]
@@ -136,12 +136,12 @@ class TokenAndPositionInput(nn.Module):
 
     def forward(
         self,
-        embeddings: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        offset: int | torch.Tensor = 0,
+        embeddings: Tensor,
+        attention_mask: Tensor | None = None,
+        offset: int | Tensor = 0,
         cache: Cache | None = None,
         add_positions: bool = True,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """
         Map scaled embeddings `(batch_size, length, d_model)`; positions count the real tokens of a token mask
         `(batch_size, seen + length)`, or start at `offset`. Recurrent inputs use the cache.
@@ -149,7 +149,7 @@ class TokenAndPositionInput(nn.Module):
         states = self.with_positions(embeddings, attention_mask, offset) if add_positions else embeddings
         return dropout(states, self.dropout, self.training)
 
-    def with_positions(self, embeddings: torch.Tensor, attention_mask: Any, offset: int | torch.Tensor) -> torch.Tensor:
+    def with_positions(self, embeddings: Tensor, attention_mask: Any, offset: int | Tensor) -> Tensor:
         """Return embeddings `(batch_size, length, channels)` plus positions, if the model has them."""
         if self.embed_positions is None:
             return embeddings
@@ -165,7 +165,7 @@ def records_states(choice: bool | int | list[int] | None) -> bool:
     return choice is not None and choice is not False
 
 
-def select_hidden_states(states: list[torch.Tensor], last: Any, choice: bool | int | list[int] | None) -> Any:
+def select_hidden_states(states: list[Tensor], last: Any, choice: bool | int | list[int] | None) -> Any:
     """Return an output's `hidden_states` by the value of `output_hidden_states`, with `last` as the last one."""
     if choice is None or choice is False:
         return None
@@ -205,7 +205,7 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
         """Return the module that computes the input of the first layer; it is called like [`TokenAndPositionInput`]."""
         return TokenAndPositionInput(config, "none")
 
-    def embeddings(self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+    def embeddings(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         """Return scaled embeddings `(batch_size, length, d_model)`. Raises `UserError` for missing ids."""
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("Pass either token ids or embeddings (input_ids or inputs_embeds).", field="input_ids")
@@ -232,7 +232,7 @@ class Seq2SeqEncoder(Seq2SeqStack):
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config, config.vocab_size)
 
-    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
+    def build_mask(self, states: Tensor, token_mask: Tensor | None) -> Any:
         """Return the kernel mask of the layers' attention for states `(batch_size, source_length, d_model)`."""
         return None
 
@@ -241,9 +241,9 @@ class Seq2SeqEncoder(Seq2SeqStack):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqEncoderOutput:
         """Args as for [`~.seq2seq_base.Seq2SeqModelBase`]."""
@@ -260,7 +260,7 @@ class Seq2SeqEncoder(Seq2SeqStack):
         outputs.hidden_states = select_hidden_states(states, outputs.last_hidden_state, choice)
         return outputs
 
-    def run(self, hidden_states: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any) -> list[torch.Tensor]:
+    def run(self, hidden_states: Tensor, token_mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
         """Run all layers over their input `(batch_size, source_length, d_model)`; return the input and each output."""
         kernel_mask = self.build_mask(hidden_states, token_mask)
         states = [hidden_states]
@@ -269,7 +269,7 @@ class Seq2SeqEncoder(Seq2SeqStack):
         return states
 
     def finish(
-        self, states: list[torch.Tensor], embeddings: torch.Tensor, token_mask: torch.Tensor | None, **kwargs: Any
+        self, states: list[Tensor], embeddings: Tensor, token_mask: Tensor | None, **kwargs: Any
     ) -> Seq2SeqEncoderOutput:
         """Return the output from the states of `run` and the scaled embeddings without positions and dropout."""
         last = states[-1] if self.layer_norm is None else self.layer_norm(states[-1])
@@ -290,11 +290,11 @@ class Seq2SeqDecoder(Seq2SeqStack):
         """Return a layer's attention to the source; its weights are its `head_weights`, or its second output."""
         return self.layers[layer].encoder_attn  # type: ignore[return-value]
 
-    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, cache: Cache | None) -> Any:
+    def build_mask(self, states: Tensor, token_mask: Tensor | None, cache: Cache | None) -> Any:
         """Return the self-attention's kernel mask for the new words `(batch_size, target_length, d_model)`."""
         return None
 
-    def prepare_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> torch.Tensor | None:
+    def prepare_mask(self, states: Tensor, token_mask: Tensor | None) -> Tensor | None:
         """Return the kernel mask of a memory `(num_sources, length, d)` from its token mask `(num_sources, length)`."""
         return source_mask(self.config, states, token_mask)
 
@@ -304,12 +304,12 @@ class Seq2SeqDecoder(Seq2SeqStack):
     @capture_outputs
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
         encoder_hidden_states: Any = None,
-        encoder_attention_mask: torch.Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
         cache: Cache | None = None,
-        inputs_embeds: torch.Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         memories: Memories | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -324,7 +324,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
         embeddings = self.embeddings(input_ids, inputs_embeds)
         cache = self.prepare_cache(cache, use_cache)
         seen = cache.get_seq_length() if cache is not None else 0
-        if isinstance(seen, torch.Tensor):
+        if isinstance(seen, Tensor):
             seen = seen.clone()  # a static layer counts up in place
         memories = Memories(memories or {})
         if encoder_hidden_states is not None:
@@ -345,20 +345,20 @@ class Seq2SeqDecoder(Seq2SeqStack):
 
     def run(
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: Tensor,
         kernel_mask: Any,
-        token_mask: torch.Tensor | None,
+        token_mask: Tensor | None,
         memories: Memories,
         cache: Cache | None,
         **kwargs: Any,
-    ) -> list[torch.Tensor]:
+    ) -> list[Tensor]:
         """Run all layers over `(batch_size, target_length, d_model)`; return the input and all outputs."""
         states = [hidden_states]
         for layer in self.layers:
             states.append(layer(states[-1], kernel_mask, memories, cache=cache, **kwargs))
         return states
 
-    def finish(self, states: list[torch.Tensor], memories: Memories, cache: Cache | None) -> torch.Tensor:
+    def finish(self, states: list[Tensor], memories: Memories, cache: Cache | None) -> Tensor:
         """Return the last states `(batch_size, target_length, d_model)`, which the output matrix reads."""
         return states[-1] if self.layer_norm is None else self.layer_norm(states[-1])
 
@@ -373,7 +373,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
     def prepare_memories(self, memories: Memories, cache: Cache | None) -> Memories:
         """Return the memories with one row per source and with their kernel masks, which a cache keeps."""
         sources, prepared = source_memories(cache), Memories()
-        masks: dict[str, torch.Tensor | None] = {} if sources is None else sources.masks
+        masks: dict[str, Tensor | None] = {} if sources is None else sources.masks
         for name, (states, token_mask, _) in memories.items():
             if token_mask is not None and token_mask.shape[0] != states.shape[0]:  # repeated for beams
                 token_mask = token_mask[:: max(token_mask.shape[0] // states.shape[0], 1)]

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
@@ -30,7 +30,7 @@ class QueryPooling(nn.Module):
     def initialize(self, start: Initialization) -> None:
         init.normal_(self.query)
 
-    def forward(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return vectors `(batch_size, d_model)` of states `(batch_size, length, d_model)`; zeros for padding alone."""
         keys, values = (project(states).unflatten(-1, (self.num_heads, -1)) for project in (self.k_proj, self.v_proj))
         scores = torch.einsum("blhd,hd->bhl", keys, self.query) * self.query.shape[1] ** -0.5
@@ -45,7 +45,7 @@ class QueryPooling(nn.Module):
         return pooled
 
 
-def last_states(states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+def last_states(states: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Return the states `(batch_size, d)` of the last real tokens of `(batch_size, length, d)`, or zeros."""
     if attention_mask is None:
         return states[:, -1]
@@ -65,7 +65,7 @@ class PairClassifier(nn.Module):
         self.out_proj = nn.Linear(d_model, num_labels)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """Return logits `(batch_size, num_labels)` of vectors `(batch_size, d_model)`."""
         parts = [first, second]
         if self.features == "compared":
@@ -103,7 +103,7 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
     def set_input_embeddings(self, value: Any) -> None:
         self.encoder.embed_tokens = value
 
-    def pool(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    def pool(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Return the vectors `(batch_size, d_model)` of sentences with states `(batch_size, length, d_model)`."""
         if self.pooling is not None:
             return self.pooling(states, attention_mask)
@@ -112,12 +112,12 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
     @can_return_tuple
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        pair_input_ids: torch.Tensor | None = None,
-        pair_attention_mask: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        pair_input_ids: Tensor | None = None,
+        pair_attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
         """
@@ -146,7 +146,7 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
             loss = smoothed_cross_entropy(logits, labels, num_items_in_batch=num_items_in_batch)
         return SequenceClassifierOutput(loss, logits, encoded.hidden_states, encoded.attentions)
 
-    def stack(self, *sides: tuple[torch.Tensor, torch.Tensor | None]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def stack(self, *sides: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
         """Concatenate token ids of both sides along the batch, padded on the right to one length, and their masks."""
         if all(mask is None for _, mask in sides) and len({ids.shape[1] for ids, _ in sides}) == 1:
             return torch.cat([ids for ids, _ in sides]), None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import initialization as init
 
 from .kernels_shared import graph_operator, scan_steps
@@ -38,12 +38,12 @@ class SimpleRecurrentUnit(nn.Module):
         init.zeros_(self.gate_weight)
         init.zeros_(self.gate_bias)
 
-    def forward(self, inputs: torch.Tensor, *initial: torch.Tensor | None, with_all: bool = False) -> Any:
+    def forward(self, inputs: Tensor, *initial: Tensor | None, with_all: bool = False) -> Any:
         """See [`~.recurrent_layers.RecurrentLayer`]."""
         states = self.steps(inputs, [state for state in initial if state is not None])
         return states if with_all else states[0]
 
-    def steps(self, inputs: torch.Tensor, initial: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+    def steps(self, inputs: Tensor, initial: Sequence[Tensor] = ()) -> list[Tensor]:
         """Return h and c after every word; `initial` are h, which has no effect, and c, zero by default."""
         forget, reset, value, *rest = self.in_proj(inputs).transpose(0, 1).chunk(self.parts, -1)
         skipped = rest[0] if rest else inputs.transpose(0, 1)
@@ -55,19 +55,19 @@ class SimpleRecurrentUnit(nn.Module):
         return [states.transpose(0, 1), memories.transpose(0, 1)]
 
 
-def memory_shapes(gates: torch.Tensor, memory: torch.Tensor, gate_weight: torch.Tensor) -> Any:
+def memory_shapes(gates: Tensor, memory: Tensor, gate_weight: Tensor) -> Any:
     """Return shapes and types of the outputs of all steps."""
     return [((gates.shape[0], *memory.shape), gates.dtype)] * 2
 
 
 @graph_operator(memory_shapes)
-def unit_memories(gates: torch.Tensor, memory: torch.Tensor, gate_weight: torch.Tensor) -> list[torch.Tensor]:
+def unit_memories(gates: Tensor, memory: Tensor, gate_weight: Tensor) -> list[Tensor]:
     """
     Return c after and before every word from `gates` `[W_f x + b_f; W x]`, `(length, batch_size, 2 * hidden_size)`, and
     c before the first one; `v_f` is the first row of `gate_weight`.
     """
 
-    def step(carry: Sequence[torch.Tensor], row: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def step(carry: Sequence[Tensor], row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         score, value = row.chunk(2, -1)
         forget = torch.sigmoid(torch.addcmul(score, gate_weight[0], carry[0]))
         memory = torch.lerp(value, carry[0], forget)

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
@@ -34,16 +33,16 @@ class TransformerSublayers(GradientCheckpointingLayer):
         self.fc2 = nn.Linear(ffn_dim, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def prepare_input(self, hidden_states: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
+    def prepare_input(self, hidden_states: Tensor, norm: nn.LayerNorm) -> Tensor:
         """Return the input of a sub-layer."""
         return norm(hidden_states) if self.normalize_before else hidden_states
 
-    def add_residual(self, output: torch.Tensor, residual: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
+    def add_residual(self, output: Tensor, residual: Tensor, norm: nn.LayerNorm) -> Tensor:
         """Add a sub-layer's output to its residual branch."""
         hidden_states = residual + dropout(output, self.dropout, self.training)
         return hidden_states if self.normalize_before else norm(hidden_states)
 
-    def feed_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def feed_forward(self, hidden_states: Tensor) -> Tensor:
         """Compute W2 act(W1 x + b1) + b2 with its residual (Vaswani et al., 2017, Eq. 2)."""
         inner = project(self.fc1, self.prepare_input(hidden_states, self.final_layer_norm), self.activation_fn)
         inner = dropout(inner, self.activation_dropout, self.training)
@@ -59,12 +58,8 @@ class TransformerEncoderLayer(TransformerSublayers):
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        kernel_mask: torch.Tensor | None = None,
-        token_mask: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> torch.Tensor:
+        self, hidden_states: Tensor, kernel_mask: Tensor | None = None, token_mask: Tensor | None = None, **kwargs: Any
+    ) -> Tensor:
         """Run over `(batch_size, source_length, d_model)`; `token_mask` is for layers that count tokens."""
         states = self.prepare_input(hidden_states, self.self_attn_layer_norm)
         attended, _ = self.self_attn(states, attention_mask=kernel_mask, **kwargs)
@@ -81,7 +76,7 @@ class TransformerDecoderLayer(TransformerSublayers):
         self.encoder_attn = encoder_attn
         self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
-    def __call__(self, hidden_states: torch.Tensor, kernel_mask: Any, memories: Memories, **kwargs: Any) -> Any:
+    def __call__(self, hidden_states: Tensor, kernel_mask: Any, memories: Memories, **kwargs: Any) -> Any:
         # Reentrant checkpointing follows gradients only into tensors that are positional arguments themselves.
         is_checkpointed = self.gradient_checkpointing and self.training
         states = [memory.states for memory in memories.values()] if is_checkpointed else []
@@ -89,13 +84,13 @@ class TransformerDecoderLayer(TransformerSublayers):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
-        kernel_mask: torch.Tensor | None,
+        hidden_states: Tensor,
+        kernel_mask: Tensor | None,
         memories: Memories,
-        *states: torch.Tensor,
+        *states: Tensor,
         cache: Cache | None = None,
         **kwargs: Any,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Run over `(batch_size, target_length, d_model)`; `states` replace those of the memories (see `__call__`)."""
         if states:
             memories = memories.with_states(states)
@@ -108,7 +103,7 @@ class TransformerDecoderLayer(TransformerSublayers):
         hidden_states = self.add_residual(attended, own, self.encoder_attn_layer_norm)
         return self.feed_forward(self.fuse(own, hidden_states, memories, **kwargs))
 
-    def fuse(self, own: torch.Tensor, attended: torch.Tensor, memories: Memories, **kwargs: Any) -> torch.Tensor:
+    def fuse(self, own: Tensor, attended: Tensor, memories: Memories, **kwargs: Any) -> Tensor:
         """Combine the states after self-attention (`own`) and after `encoder_attn` with other memories."""
         return attended
 
@@ -139,7 +134,7 @@ class TransformerEncoderStack(TransformerStack, Seq2SeqEncoder):
 
     side = "encoder"
 
-    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None) -> Any:
+    def build_mask(self, states: Tensor, token_mask: Tensor | None) -> Any:
         return self_mask(self.config, states, token_mask)
 
 
@@ -148,5 +143,5 @@ class TransformerDecoderStack(TransformerStack, Seq2SeqDecoder):
 
     side = "decoder"
 
-    def build_mask(self, states: torch.Tensor, token_mask: torch.Tensor | None, cache: Cache | None) -> Any:
+    def build_mask(self, states: Tensor, token_mask: Tensor | None, cache: Cache | None) -> Any:
         return causal_mask(self.config, states, token_mask, cache)
