@@ -92,6 +92,12 @@ class ModelContract:
     config_class = None
     model_class = None
     variants = {"default": {}}
+    # Fields of the family's plain model, which computes what its baseline does, and parameters that presets with these
+    # fields have beyond their baselines.
+    plain = None
+    growth = ()
+    # Modules that only training calls, by a part of their names.
+    called_in_training = ()
     # Sizes where the number of layers has no influence but on the time.
     one_layer = {"encoder_layers": 1, "decoder_layers": 1}
     # Lengths in `count_training`. torch makes a graph of the first one and then one of all, as users have it; for the
@@ -724,6 +730,18 @@ class ModelContract:
         quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
         torch.testing.assert_close(self.losses_agree(model), expected, atol=0.1, rtol=0.05)
 
+    def test_modules_with_hooks_are_called(self, variant):
+        """As tools that observe or replace modules need it: fast paths would read their parameters only."""
+        model, batch = self.model(variant), ragged_batch()
+        expected = model(**batch).loss
+        for name, module in model.named_modules():
+            if isinstance(module, (torch.nn.Linear, torch.nn.RNNCellBase)):
+                calls = []
+                hook = module.register_forward_hook(lambda *args, calls=calls: calls.append(args))
+                torch.testing.assert_close(model(**batch).loss, expected, atol=1e-10, rtol=0)
+                assert calls or any(part in name for part in self.called_in_training), name
+                hook.remove()
+
     # -- saving and loading -----------------------------------------------------------------------------------------
 
     def test_saved_model_loads_bit_equal(self, variant, tmp_path):
@@ -860,6 +878,38 @@ class ModelContract:
         with rejects(field=str(tmp_path.parent)):
             model.init_from_baseline(tmp_path.parent)
 
+    def test_warm_start_from_its_own_baseline(self, variant):
+        """All that the baseline has is copied; the plain model is then the baseline."""
+        config = self.config(**variant).baseline()
+        if config is None:
+            pytest.skip("this variant is a baseline itself")
+        baseline = scatter_parameters(AutoModelForSeq2SeqLM.from_config(config).double()).eval()
+        model = self.model(variant)
+        own, theirs = model.state_dict(), baseline.state_dict()
+        report = model.init_from_baseline(baseline)
+        is_shared = {name: name in theirs and theirs[name].shape == own[name].shape for name in own}
+        assert report.copied and report.fresh and not any(is_shared[name] for name in report.fresh)
+        assert all(torch.equal(own[name], theirs[name]) for name in report.copied)
+        assert not any(is_shared.get(name) for name in report.unused) and config.baseline() is None
+
+    def test_the_plain_model_is_its_baseline(self):
+        if self.plain is None:
+            pytest.skip("the baseline has this class itself")
+        plain = self.model(self.plain)
+        baseline = scatter_parameters(AutoModelForSeq2SeqLM.from_config(self.config().baseline()).double()).eval()
+        report = plain.init_from_baseline(baseline)
+        assert report.fresh == report.unused == [] and plain.config.baseline() is None
+        torch.testing.assert_close(plain(**ragged_batch()).logits, baseline(**ragged_batch()).logits)
+
+    def test_parameters_beyond_those_of_the_baseline(self):
+        for preset, fields, number in self.growth:
+            config = self.config_class.from_preset(preset, vocab_size=100, **fields)
+            with torch.device("meta"):
+                sizes = [
+                    AutoModelForSeq2SeqLM.from_config(each).num_parameters() for each in (config, config.baseline())
+                ]
+            assert sizes[0] - sizes[1] == number, (preset, fields)
+
     @pytest.mark.slow
     def test_hub_code_loads_without_the_package(self, tmp_path, stranger):
         """Saved folders of all variants generate the same tokens in a process that cannot import recnmt_hf."""
@@ -940,14 +990,18 @@ class ModelContract:
 
     def test_missing_inputs_are_named(self, variant):
         model = self.model(variant)
-        with rejects("Pass either token ids or embeddings"):
+        with rejects(field="input_ids"):
             model(decoder_input_ids=torch.tensor([[1]]))
-
-    def test_missing_decoder_input_is_named(self, variant):
-        model = self.model(variant)
         for called in (model, model.model):
             with rejects(field="decoder_input_ids"):
                 called(torch.tensor([[5, 2]]))
+
+    def test_masks_of_another_shape_are_refused(self, variant):
+        """Recurrences and means must know the words; attention alone takes a mask of queries and keys."""
+        encoder = self.model(variant).get_encoder()
+        if encoder.needs_token_mask:
+            with rejects(field="attention_mask"):
+                encoder(torch.full((1, 3), 5), torch.zeros(1, 1, 3, 3, dtype=torch.float64))
 
     def test_dummy_inputs(self, variant):
         """Check the inputs with which transformers' tools call an unknown model."""

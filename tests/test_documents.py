@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from recnmt_hf.commands.main import build_parser, main, parse
-from recnmt_hf.families import FAMILIES
 
 
 # Options that make the commands of the README fast enough for a test.
@@ -121,14 +120,6 @@ def test_files_named_in_the_text_exist(repository):
     for document in documents(repository):
         for name in re.findall(r"`((?:scripts|tests|src|model_cards|\.github)/[\w./-]*)`", document.read_text()):
             assert (repository / name).exists(), (document.name, name)
-
-
-@pytest.mark.parametrize("module", [f"modeling_{name}" for name in FAMILIES])
-def test_docstring_examples(module):
-    import doctest
-
-    result = doctest.testmod(importlib.import_module(f"recnmt_hf.models.{module}"))
-    assert result.attempted > 0 and result.failed == 0
 
 
 def test_docstring_example_of_the_penalty():

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from measuring import time_in_turns
 
-from recnmt_hf.models.kernels_recurrent_layers import StepMatmuls
+from recnmt_hf.models.kernels_cpu_matmuls import StepMatmuls
 from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM
+from recnmt_hf.models.modeling_rpe_transformer import SimpleRecurrentUnit
 from recnmt_hf.models.recurrent_layers import RecurrentLayer
-from recnmt_hf.models.simple_recurrent_unit import SimpleRecurrentUnit
 
 
 def layers(width: int) -> dict[str, torch.nn.Module]:

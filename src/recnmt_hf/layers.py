@@ -44,7 +44,7 @@ from .models.modeling_gret import CapsuleLayer
 from .models.modeling_onlstm_transformer import ONLSTM as ModelONLSTM
 from .models.modeling_rnmt import InputOrder
 from .models.modeling_rnmt import RelationLayer as ModelRelationLayer
-from .models.modeling_rpe_transformer import SourceRecurrentPositions
+from .models.modeling_rpe_transformer import RecurrentPositions as ModelRecurrentPositions
 from .models.recurrent_layers import MaskedRNN
 
 
@@ -178,7 +178,7 @@ class RelationLayer(ModelRelationLayer):
         return super().forward(states, attention_mask, InputOrder(None, attention_mask))[0]
 
 
-class RecurrentPositions(SourceRecurrentPositions):
+class RecurrentPositions(ModelRecurrentPositions):
     """
     Recurrent positional embeddings (Chen et al., 2019, Eq. 6): a bidirectional recurrence over embeddings.
 
@@ -189,7 +189,7 @@ class RecurrentPositions(SourceRecurrentPositions):
 
     def __init__(self, width: int, cell: Literal["rnn", "gru", "lstm", "sru"] = "rnn"):
         config = RPETransformerConfig(d_model=2 * width, rpe_dim=width, rpe_cell=cell, **HEADS)
-        super().__init__(config)
+        super().__init__(config, "encoder")
 
     def forward(  # type: ignore[override]
         self, embeddings: torch.Tensor, attention_mask: torch.Tensor | None = None

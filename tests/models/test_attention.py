@@ -90,17 +90,6 @@ def test_weights_of_a_query_that_sees_nothing_are_zero():
     assert torch.equal(masked_softmax(exact, None, torch.float64), exact.softmax(0))
 
 
-def test_softmax_of_half_precision_is_summed_in_float32():
-    for dtype, wide in (
-        (torch.bfloat16, torch.float32),
-        (torch.float16, torch.float32),
-        (torch.float64, torch.float64),
-    ):
-        scores = torch.randn(2, 500).to(dtype)
-        weights = module.softmax(scores)
-        assert weights.dtype == wide and torch.equal(weights, torch.softmax(scores.to(wide), -1))
-
-
 def test_masks_of_memories_and_words():
     states, padded = torch.zeros(2, 3, 6), torch.tensor([[1, 1, 0], [1, 1, 1]])
     for implementation in ("sdpa", "eager", "flex_attention"):

@@ -1,11 +1,9 @@
 """The Transformer with a recurrence encoder: the contract, and every mechanism against a slow reference."""
 
-import itertools
-
 import pytest
 import torch
 from gradients import check_gradients
-from model_contract import TINY, VOCABULARY, ModelContract, ragged_batch
+from model_contract import ModelContract, ragged_batch
 from packaging import version
 from slow_transformer import SlowTransformer, multiply_instead_of_dropping, softmax_rows
 from user_errors import rejects
@@ -13,10 +11,6 @@ from user_errors import rejects
 from recnmt_hf import (
     BiARNTransformerConfig,
     BiARNTransformerForConditionalGeneration,
-    BiARNTransformerModel,
-    NMTTransformerConfig,
-    NMTTransformerForConditionalGeneration,
-    NMTTransformerModel,
 )
 from recnmt_hf.models import kernels_biarn_transformer
 from recnmt_hf.models import modeling_biarn_transformer as modeling
@@ -27,6 +21,8 @@ from recnmt_hf.models.seq2seq_outputs import CACHE
 class TestBiARNTransformer(ModelContract):
     config_class = BiARNTransformerConfig
     model_class = BiARNTransformerForConditionalGeneration
+    plain = {"recurrence_encoder_type": None}
+    growth = [("base", {}, 9_456_640), ("big", {}, 69_259_264)]  # the paper: 9.4M and 69.4M
     one_layer = {**ModelContract.one_layer, "recurrence_steps": 3}
     variants = {
         "default": {},
@@ -310,16 +306,6 @@ def test_bag_of_words_unless_positions_are_asked_for():
         assert torch.allclose(one, other, atol=1e-10) == blind, fields
 
 
-def test_directions_with_equal_parameters_are_mirrors():
-    """Why the directions have parameters of their own: with equal ones the backward states add no information."""
-    model = TestBiARNTransformer().model({"recurrence_direction_combination": "concat"})
-    recurrence = model.model.encoder.recurrence_encoder.layers[0].recurrence
-    recurrence.directions[1].load_state_dict(recurrence.directions[0].state_dict())
-    recurrence.initial_states[1].load_state_dict(recurrence.initial_states[0].state_dict())
-    states, _, _ = recurrence(torch.randn(2, 5, 32, dtype=torch.float64), None)
-    torch.testing.assert_close(states[..., 16:], states[..., :16].flip(1), atol=1e-12, rtol=0)
-
-
 # -- the two paths of the steps ---
 
 
@@ -360,35 +346,6 @@ def test_fast_steps_equal_reference(few, kind, cell, steps, stacked, frozen, mon
         torch.testing.assert_close(fast, slow, atol=1e-12, rtol=1e-9)
 
 
-def test_words_are_read_without_projection_where_that_is_less_work():
-    """Few steps for the length; and on the CPU so many words that matmuls, not reading weights, take the time."""
-    for batch_size, length, steps, expected in (
-        (16, 27, 8, True),
-        (1, 27, 8, False),
-        (16, 4, 8, False),
-        (13, 30, 21, False),
-    ):
-        assert kernels_biarn_transformer.few_steps(steps, 8, torch.empty(batch_size, length, 512)) is expected
-    assert kernels_biarn_transformer.few_steps(8, 8, torch.empty(1, 27, 512, device="meta"))
-
-
-def test_memories_are_absorbed_where_that_is_less_work():
-    """Short memories: always when they are kept for more steps, otherwise for many queries."""
-    for queries, expected in ((None, True), (64, True), (40, True), (39, False)):
-        assert kernels_biarn_transformer.few_positions(8, 8, 512, queries) is expected
-    assert not kernels_biarn_transformer.few_positions(9, 8, 512, None)
-
-
-def test_memories_that_are_kept_serve_any_number_of_queries(monkeypatch):
-    asked = []
-    monkeypatch.setattr(kernels_biarn_transformer, "few_positions", lambda *sizes: asked.append(sizes))
-    model = TestBiARNTransformer().model()
-    words, states = torch.randn(6, 3, 32, dtype=torch.float64), torch.randn(2, 8, 32, dtype=torch.float64)
-    for cache in (None, model.model.decoder.prepare_cache(None, True)):
-        model.model.decoder.layers[-1].recurrence_attn(words, states, cache=cache)
-    assert asked == [(8, 4, 32, 9), (8, 4, 32, None)]
-
-
 @pytest.mark.parametrize("few", [True, False], ids=["few-steps", "many-steps"])
 def test_fast_steps_have_right_gradients(few, monkeypatch):
     monkeypatch.setattr(kernels_biarn_transformer, "few_steps", lambda *sizes: few)
@@ -404,53 +361,6 @@ def test_fast_steps_have_right_gradients(few, monkeypatch):
     check_gradients(steps, given)
 
 
-def test_adapters_and_hooks_are_called():
-    """Where a projection is wrapped or observed, the steps call it instead of reading its weights."""
-    model = TestBiARNTransformer().model()
-    source = torch.randint(4, VOCABULARY, (2, 5))
-    expected = model.get_encoder()(source).recurrence_hidden_state
-    direction = model.model.encoder.recurrence_encoder.layers[0].recurrence.directions[1]
-
-    class Doubled(torch.nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, states):
-            return 2 * self.inner(states)
-
-    plain = direction.attn.q_proj
-    direction.attn.q_proj = Doubled(plain)
-    assert not torch.allclose(model.get_encoder()(source).recurrence_hidden_state, expected)
-    direction.attn.q_proj = plain
-    calls = []
-    plain.register_forward_hook(lambda *args: calls.append(1))
-    torch.testing.assert_close(model.get_encoder()(source).recurrence_hidden_state, expected)
-    assert len(calls) == 8
-    plain._forward_hooks.clear()
-    for name in ("attn", "attn.k_proj", "attn.v_proj", "attn.out_proj", "cell"):
-        calls.clear()
-        hook = direction.get_submodule(name).register_forward_hook(lambda *args: calls.append(1))
-        torch.testing.assert_close(model.get_encoder()(source).recurrence_hidden_state, expected)
-        assert bool(calls) == (name != "attn"), "an attention is taken apart, and its parts are called"
-        hook.remove()
-    plain.forward = lambda states: torch.zeros_like(states)
-    assert not torch.allclose(model.get_encoder()(source).recurrence_hidden_state, expected)
-
-
-def test_offloaded_weights_are_fetched():
-    """accelerate keeps the weights elsewhere and brings them for each call; steps and beam search live with that."""
-    from accelerate import cpu_offload
-
-    model = TestBiARNTransformer().model(dtype=torch.float32)
-    source = torch.randint(4, VOCABULARY, (2, 5))
-    expected = model(source, decoder_input_ids=source).logits
-    tokens = model.generate(source, num_beams=2, max_new_tokens=6)
-    offloaded = cpu_offload(model, execution_device=torch.device("cpu"))
-    torch.testing.assert_close(offloaded(source, decoder_input_ids=source).logits, expected)
-    assert torch.equal(offloaded.generate(source, num_beams=2, max_new_tokens=6), tokens)
-
-
 def test_steps_are_not_differentiated_twice():
     """The fast steps would lose terms of a second derivative: they refuse; the reference gives it."""
     model = TestBiARNTransformer().model()
@@ -461,40 +371,6 @@ def test_steps_are_not_differentiated_twice():
         (first,) = torch.autograd.grad(states.pow(2).sum(), start, create_graph=True)
         with rejects("Set the environment variable"):
             first.pow(2).sum().backward()
-
-
-def test_shapes_without_data():
-    model = BiARNTransformerModel(TestBiARNTransformer().config()).to("meta")
-    ids = torch.ones(2, 5, dtype=torch.long, device="meta")
-    outputs = model(ids, decoder_input_ids=ids)
-    assert outputs.last_hidden_state.shape == (2, 5, 32) and outputs.recurrence_hidden_state.shape == (2, 8, 32)
-    fields = {"recurrence_steps": None, "recurrence_memory_dropout": 0.5}
-    model = BiARNTransformerModel(TestBiARNTransformer().config(**fields)).to("meta").train()
-    outputs = model(ids, decoder_input_ids=ids)
-    assert outputs.last_hidden_state.shape == outputs.recurrence_hidden_state.shape == (2, 5, 32)
-    words = torch.empty(2, 5, 32, device="meta")
-    states, _, mask = model.encoder.recurrence_encoder(words, torch.ones_like(ids), False)
-    assert states[-1].is_meta and mask.is_meta and mask.shape == (2, 5)
-
-
-def test_plain_steps_serve_every_attention_implementation(monkeypatch):
-    """They compute their own small attention, whatever kernel the big ones take."""
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-    model = TestBiARNTransformer().model()
-    source = torch.randint(4, VOCABULARY, (2, 5))
-    recurrence = model.model.encoder.recurrence_encoder
-    words = model.get_input_embeddings()(source)
-    expected, _, _ = recurrence(words, None, False)
-    model.config._attn_implementation = "flash_attention_2"
-    torch.testing.assert_close(recurrence(words, None, False)[0], expected, atol=0, rtol=0)
-
-
-def test_dropout_of_step_attention_is_on_in_training_only():
-    model = TestBiARNTransformer().model({"attention_dropout": 0.5, "dropout": 0.0, "activation_dropout": 0.0})
-    encoder, source = model.get_encoder(), torch.randint(4, VOCABULARY, (2, 5))
-    assert torch.equal(encoder(source).recurrence_hidden_state, encoder(source).recurrence_hidden_state)
-    encoder.train()
-    assert not torch.equal(encoder(source).recurrence_hidden_state, encoder(source).recurrence_hidden_state)
 
 
 @pytest.mark.parametrize("fields", [{"fusion_layers": "all"}, {"fusion_type": "gated_sum"}], ids=str)
@@ -576,31 +452,6 @@ def test_generation_with_absorbed_projections(fields, way, monkeypatch):
     assert torch.equal(results[0].sequences, results[1].sequences)
     torch.testing.assert_close(results[0].scores, results[1].scores, atol=1e-10, rtol=1e-9)
     assert projected == ([] if "cache_implementation" in way else [3])
-
-
-def test_absorbed_attention_has_dropout_in_training_only(monkeypatch):
-    monkeypatch.setattr(kernels_biarn_transformer, "few_positions", lambda *sizes: True)
-    model = TestBiARNTransformer().model({"attention_dropout": 0.5})
-    attn = model.model.decoder.layers[-1].recurrence_attn
-    words, states = torch.randn(2, 3, 32, dtype=torch.float64), torch.randn(2, 8, 32, dtype=torch.float64)
-    _, weights = attn(words, states)
-    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
-    _, dropped = attn.train()(words, states)
-    kept = dropped != 0
-    assert 0.3 < kept.double().mean() < 0.7
-    torch.testing.assert_close(dropped[kept], 2 * weights[kept])
-
-
-def test_wrapped_projections_are_not_absorbed(monkeypatch):
-    """An adapter on the queries' projection is called, not passed by."""
-    monkeypatch.setattr(kernels_biarn_transformer, "few_positions", lambda *sizes: True)
-    model = TestBiARNTransformer().model()
-    expected = model(**ragged_batch()).logits
-    linear = model.model.decoder.layers[-1].recurrence_attn.q_proj
-    handle = linear.register_forward_hook(lambda module, inputs, output: output + 1)
-    assert not torch.equal(model(**ragged_batch()).logits, expected)
-    handle.remove()
-    torch.testing.assert_close(model(**ragged_batch()).logits, expected, atol=0, rtol=0)
 
 
 # -- evidence ---
@@ -690,89 +541,7 @@ def test_outputs_as_tuples_by_configuration():
     assert torch.equal(model(**ragged_batch())[1], expected)
 
 
-def test_masks_of_another_shape_are_refused():
-    model = TestBiARNTransformer().model()
-    batch = ragged_batch()
-    with rejects(field="attention_mask"):
-        model(batch["input_ids"], batch["attention_mask"][:, None, None, :], labels=batch["labels"])
-
-
 # -- sizes, baseline, configuration ---
-
-
-def body(model):
-    return sum(p.numel() for name, p in model.named_parameters() if "embed" not in name and "shared" not in name)
-
-
-@pytest.mark.parametrize("preset, growth", [("base", 9.46e6), ("big", 69.26e6)])
-def test_parameter_growth(preset, growth):
-    """The default BiARN adds 9.46M and 69.26M parameters (paper: 9.4M and 69.4M)."""
-    with torch.device("meta"):
-        baseline = NMTTransformerModel(NMTTransformerConfig.from_preset(preset, vocab_size=100))
-        model = BiARNTransformerModel(BiARNTransformerConfig.from_preset(preset, vocab_size=100))
-    assert abs(body(model) - body(baseline) - growth) < 5e3
-
-
-def test_without_recurrence_encoder_it_is_the_baseline():
-    baseline = NMTTransformerForConditionalGeneration(NMTTransformerConfig(**TINY)).double().eval()
-    model = TestBiARNTransformer().model({"recurrence_encoder_type": None})
-    report = model.init_from_baseline(baseline)
-    assert report.fresh == report.unused == []
-    assert torch.equal(model(**ragged_batch()).logits, baseline(**ragged_batch()).logits)
-
-
-def test_warm_start_leaves_just_the_recurrence_fresh():
-    baseline = NMTTransformerForConditionalGeneration(NMTTransformerConfig(**TINY))
-    report = TestBiARNTransformer().model(dtype=torch.float32).init_from_baseline(baseline)
-    assert report.unused == []
-    assert report.fresh and all("recurrence" in name for name in report.fresh)
-
-
-def test_every_row_of_the_tables_is_a_config():
-    """Tables 1, 2 and 4 and figure 5 of the paper, by fields alone; each runs and differs from the others."""
-    rows = [
-        {"recurrence_encoder_type": None},
-        {"recurrence_encoder_type": "birnn", "recurrence_encoder_layers": 6},
-        {"recurrence_encoder_layers": 6},
-        {"recurrence_encoder_layers": 3},
-        {},
-        {"fusion_type": "gated_sum"},
-        {"fusion_type": "gated_sum", "fusion_layers": "all"},
-        {"fusion_layers": "all"},
-        *({"recurrence_steps": steps} for steps in (1, 4, 16, None)),
-        {"recurrence_encoder_type": None, "self_attention_type": "relative"},
-        {"recurrence_encoder_type": None, "self_attention_type": "directional"},
-        {"recurrence_encoder_type": None, "encoder_type": "multi_column"},
-    ]
-    logits = []
-    for fields in rows:
-        model = TestBiARNTransformer().model(fields)
-        logits.append(model(**ragged_batch()).logits)
-        assert torch.isfinite(logits[-1]).all()
-    assert not any(torch.equal(one, other) for one, other in itertools.combinations(logits, 2))
-
-
-@pytest.mark.parametrize(
-    ("fields", "code", "field"),
-    [
-        (
-            {"recurrence_initial_state": "mean", "recurrence_hidden_size": 16},
-            "is not allowed with",
-            "recurrence_initial_state",
-        ),
-        (
-            {"recurrence_direction_combination": "concat", "recurrence_hidden_size": 32},
-            "is not allowed with",
-            "recurrence_hidden_size",
-        ),
-        ({"recurrence_encoder_type": None, "decoder_memory": "recurrence"}, "is not allowed with", "decoder_memory"),
-        ({"encoder_type": "multi_column", "decoder_memory": "recurrence"}, "is not allowed with", "encoder_type"),
-    ],
-    ids=str,
-)
-def test_wrong_values_are_refused_with_the_remedy(fields, code, field):
-    with rejects(code, field=field):
-        TestBiARNTransformer().config(**fields)
 
 
 @pytest.mark.slow

@@ -29,9 +29,8 @@ from recnmt_hf.families import FAMILIES
 from recnmt_hf.models import kernels_shared
 from recnmt_hf.models.modeling_biarn_transformer import AttentiveRecurrence
 from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM, ONLSTMLayer
-from recnmt_hf.models.modeling_rpe_transformer import ProjectedRecurrentLayer
+from recnmt_hf.models.modeling_rpe_transformer import ProjectedRecurrentLayer, SimpleRecurrentUnit
 from recnmt_hf.models.recurrent_layers import MaskedRNN, RecurrentLayer
-from recnmt_hf.models.simple_recurrent_unit import SimpleRecurrentUnit
 
 
 pytestmark = needs_compiler

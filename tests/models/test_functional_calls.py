@@ -1,15 +1,11 @@
 """Models as functions of their parameters: `torch.func.functional_call`, `grad` and `vmap`, for all families."""
 
-import importlib
-import pkgutil
-
 import pytest
 import torch
 from model_contract import TINY, VOCABULARY, ragged_batch, scatter_parameters
 from torch.func import functional_call, grad, vmap
 from user_errors import rejects
 
-import recnmt_hf
 from recnmt_hf.families import FAMILIES
 
 
@@ -113,16 +109,3 @@ def test_second_derivatives_of_fast_paths_are_refused(model_type, return_logits,
 
     with rejects("Set the environment variable"):
         grad(norm)(parameters)
-
-
-def test_every_autograd_function_has_what_torch_func_asks_for():
-    functions = {}
-    for module in pkgutil.iter_modules(recnmt_hf.models.__path__, "recnmt_hf.models."):
-        for name, value in vars(importlib.import_module(module.name)).items():
-            if isinstance(value, type) and issubclass(value, torch.autograd.Function) and "backward" in vars(value):
-                functions[name] = value
-    assert {"AttentionalSteps", "ChunkedCrossEntropy", "ONLSTMSteps", "PairTiles", "OneDNNLinear"} <= functions.keys()
-    base = torch.autograd.Function
-    for name, function in functions.items():
-        assert function.setup_context is not base.setup_context, f"{name} lacks setup_context: see CustomGradient"
-        assert function.generate_vmap_rule or function.vmap is not base.vmap, f"{name} has no rule for vmap"

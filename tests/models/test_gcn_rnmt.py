@@ -12,7 +12,6 @@ import torch
 from compiled_graphs import MOST_LENGTHS
 from model_contract import VOCABULARY, ModelContract, scatter_parameters
 from transformers.utils import logging as transformers_logging
-from user_errors import rejects
 
 from recnmt_hf import GCNRNMTConfig, GCNRNMTForConditionalGeneration, RNMTConfig, RNMTForConditionalGeneration
 from recnmt_hf.models.configuration_gcn_rnmt import DIRECTIONS
@@ -232,74 +231,6 @@ def test_one_edge_per_word_needs_no_third_dimension():
 # -- properties of the graph --
 
 
-def test_without_edges_only_loops_are_left():
-    encoder = build(**BOW).get_encoder()
-    source = torch.randint(4, VOCABULARY, (2, 6))
-    expected = encoder(source)[0]
-    none = {"dependency_heads": torch.full((2, 6), -1), "dependency_relations": torch.full((2, 6), 2)}
-    assert torch.equal(encoder(source, **none)[0], expected)
-    # Position by position: the words of a bag can be encoded alone.
-    alone = [encoder(source[:, i : i + 1])[0] for i in range(6)]
-    torch.testing.assert_close(torch.cat(alone, 1), expected, atol=1e-10, rtol=0)
-
-
-def test_a_permuted_bag_of_words_with_its_tree_is_encoded_alike():
-    encoder = build(**BOW).get_encoder()
-    source, trees = torch.randint(4, VOCABULARY, (1, 7)), random_trees(1, 7, count=2)
-    order = torch.randperm(7)
-    new_place = torch.argsort(order)
-    heads = trees["dependency_heads"]
-    inside = (heads >= 0) & (heads < 7)
-    moved = torch.where(inside, new_place[heads.clamp(0, 6)], -1)[:, order]
-    relations = trees["dependency_relations"][:, order]
-    found = encoder(source[:, order], dependency_heads=moved, dependency_relations=relations)[0]
-    torch.testing.assert_close(found, encoder(source, **trees)[0][:, order], atol=1e-10, rtol=0)
-
-
-def test_reversed_edges_with_swapped_parameters_change_nothing():
-    model = build(**BOW)
-    length, trees = 6, random_trees(1, 6, count=2)
-    source = torch.randint(4, VOCABULARY, (1, length))
-    expected = model.get_encoder()(source, **trees)[0]
-    reversed_edges = [[] for _ in range(length)]
-    for v in range(length):
-        for head, label in zip(trees["dependency_heads"][0, v], trees["dependency_relations"][0, v], strict=True):
-            if 0 <= head < length:
-                reversed_edges[head].append((v, int(label)))
-    most = max(map(len, reversed_edges))
-    padded = torch.tensor([row + [(-1, 0)] * (most - len(row)) for row in reversed_edges])
-    for layer in model.get_encoder().gcn_layers:
-        layer.in_messages, layer.out_messages = layer.out_messages, layer.in_messages
-    found = model.get_encoder()(
-        source, dependency_heads=padded[None, ..., 0], dependency_relations=padded[None, ..., 1]
-    )
-    torch.testing.assert_close(found[0], expected, atol=1e-10, rtol=0)
-
-
-@pytest.mark.parametrize("layers", [1, 2, 3])
-def test_a_stack_sees_as_far_as_it_has_layers(layers):
-    """The words that a state depends on are those within this distance in the tree."""
-    model = build(**BOW, gcn_layers=layers, gcn_residual="always")
-    encoder = model.get_encoder()
-    heads = [1, -1, 1, 2, 3, 4, 1]  # distances up to 5
-    distance = torch.full((7, 7), 99)
-    distance.fill_diagonal_(0)
-    for v, head in enumerate(heads):
-        if head >= 0:
-            distance[v, head] = distance[head, v] = 1
-    for middle in range(7):
-        distance = torch.minimum(distance, distance[:, middle : middle + 1] + distance[middle : middle + 1])
-    # Positive numbers throughout, so that no unit of a ReLU is closed.
-    with torch.no_grad():
-        for parameter in encoder.parameters():
-            parameter.abs_()
-    embedded = encoder.embed_tokens(torch.arange(4, 11))[None].detach().requires_grad_()
-    states = encoder(inputs_embeds=embedded, dependency_heads=torch.tensor([heads]))[0]
-    for v in range(7):
-        (gradient,) = torch.autograd.grad(states[0, v].sum(), embedded, retain_graph=True)
-        assert torch.equal(gradient[0].abs().sum(-1) > 0, distance[v] <= layers)
-
-
 @pytest.mark.parametrize("fields", [{}, CNN, BOW], ids=["birnn", "cnn", "bow"])
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 def test_padding_with_any_columns_changes_nothing(fields, side):
@@ -362,14 +293,6 @@ def layer_and_inputs(**fields):
     trees = random_trees(2, 6, count=2)
     edges = Edges.from_columns(trees["dependency_heads"], trees["dependency_relations"], None)
     return layer.train(), torch.rand(2, 6, 10, dtype=torch.float64), edges
-
-
-def test_edge_dropout_is_right_on_average():
-    layer, states, edges = layer_and_inputs(gcn_edge_dropout=0.2)
-    with torch.no_grad():
-        mean = sum(layer(states, edges, None)[0] for _ in range(4000)) / 4000
-        expected = layer.eval()(states, edges, None)[0]
-    torch.testing.assert_close(mean, expected, rtol=0.03, atol=0)
 
 
 def test_edge_dropout_draws_each_direction_and_no_loop():
@@ -592,21 +515,6 @@ def test_the_baseline_has_all_other_parameters():
     source = torch.randint(4, 50, (2, 6))
     logits = twin(source, labels=source, **random_trees(2, 6)).logits  # without layers, trees change nothing
     assert torch.equal(logits, rnnsearch(source, labels=source).logits)
-
-
-def test_fields_that_contradict_each_other():
-    for fields, wrong in (
-        ({"encoder_type": "bow", "encoder_layers": 2}, "encoder_layers"),
-        ({"encoder_type": "cnn", "encoder_rnn_layout": "stacked", "relation_layers": 1}, "relation_layers"),
-        (
-            {"encoder_type": "bow", "encoder_rnn_layout": "stacked", "connections_without_relations": True},
-            "connections_without_relations",
-        ),
-    ):
-        with rejects(field=wrong):
-            GCNRNMTConfig(**fields)
-    with rejects(field="cnn_kernel_size"):
-        GCNRNMTConfig(cnn_kernel_size=4)
 
 
 def test_graph_convolutions_on_relation_networks():

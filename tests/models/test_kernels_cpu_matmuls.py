@@ -9,7 +9,7 @@ from torch import nn
 
 import recnmt_hf
 from recnmt_hf.inference.quantization import quantize_model
-from recnmt_hf.models import kernels_cpu_matmuls, kernels_recurrent_layers, kernels_shared
+from recnmt_hf.models import kernels_cpu_matmuls, kernels_shared
 from recnmt_hf.models.kernels_cpu_matmuls import PackedWeight, fast_linear, fast_product, project, takes_onednn
 
 
@@ -22,8 +22,7 @@ def onednn(monkeypatch):
     monkeypatch.setattr(kernels_cpu_matmuls, "SMALLEST_MATMUL", 1)
     monkeypatch.setattr(kernels_cpu_matmuls, "FEWEST_ROWS", 8)
     calls, multiply = [], kernels_cpu_matmuls.onednn_linear
-    for module in (kernels_cpu_matmuls, kernels_recurrent_layers):
-        monkeypatch.setattr(module, "onednn_linear", lambda *args: calls.append(args) or multiply(*args))
+    monkeypatch.setattr(kernels_cpu_matmuls, "onednn_linear", lambda *args: calls.append(args) or multiply(*args))
     return calls
 
 
@@ -60,11 +59,11 @@ def test_products_of_a_transposed_side(wider, onednn, monkeypatch):
     sides = (torch.randn(9, 30), torch.randn(9, 12))
     left, right = sides if wider == "left" else sides[::-1]
     expected = left.t() @ right
-    found = kernels_recurrent_layers.transposed_product(left, right)
+    found = kernels_cpu_matmuls.transposed_product(left, right)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
     assert found.is_contiguous() and len(onednn) == 1
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-    assert torch.equal(kernels_recurrent_layers.transposed_product(left, right), expected) and len(onednn) == 1
+    assert torch.equal(kernels_cpu_matmuls.transposed_product(left, right), expected) and len(onednn) == 1
 
 
 def test_matmuls_under_transformations(onednn):
@@ -284,22 +283,3 @@ def test_generation_packs_weights_until_they_train_or_move(prefix, small, monkey
     changed = model.generate(ids, **settings)
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
     assert torch.equal(copy.deepcopy(model).generate(ids, **settings), changed)
-
-
-@pytest.mark.parametrize(
-    ("rows", "shape", "dtype", "is_packed"),
-    [
-        (1, (512, 512), torch.float32, False),
-        (2, (512, 512), torch.float32, True),
-        (1, (4096, 512), torch.float32, True),
-        (31, (256, 256), torch.float32, False),
-        (32, (256, 256), torch.float32, True),
-        (1, (128, 128), torch.bfloat16, True),
-        (1, (64, 64), torch.bfloat16, False),
-    ],
-)
-def test_shapes_alone_decide(rows, shape, dtype, is_packed, monkeypatch):
-    monkeypatch.setattr(kernels_cpu_matmuls, "has_bfloat16", lambda: True)
-    own = nn.Linear(shape[1], shape[0], dtype=dtype)
-    with torch.no_grad():
-        assert PackedWeight().suits(own, torch.empty(rows, shape[1], dtype=dtype)) is is_packed

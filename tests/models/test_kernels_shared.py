@@ -7,7 +7,7 @@ from torch import nn
 
 from recnmt_hf.models import kernels_shared
 from recnmt_hf.models.attention import eager_attention_forward
-from recnmt_hf.models.kernels_recurrent_layers import StepMatmuls
+from recnmt_hf.models.kernels_cpu_matmuls import StepMatmuls
 from recnmt_hf.models.seq2seq_loss import (
     FORBIDDEN,
     ChunkedCrossEntropy,
@@ -57,15 +57,6 @@ def test_dropout_follows_the_seed():
     assert torch.equal(*draws) and not torch.equal(draws[0], kernels_shared.dropout(states, 0.5, True))
 
 
-@pytest.mark.parametrize("rows", [kernels_shared.SMALLEST_DROPOUT // 64 - 1, kernels_shared.SMALLEST_DROPOUT // 64])
-def test_few_elements_are_dropped_by_torch(rows):
-    states = torch.ones(rows, 64)
-    torch.manual_seed(3)
-    own = kernels_shared.dropout(states, 0.5, True)
-    torch.manual_seed(3)
-    assert torch.equal(own, nn.functional.dropout(states, 0.5)) == (states.numel() < kernels_shared.SMALLEST_DROPOUT)
-
-
 # -- attention --------------------------------------------------------------------------------------------------------
 
 
@@ -96,23 +87,6 @@ def test_attention_by_plain_matmuls(causal, masked):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("has_bfloat16", [False, True])
-def test_choice_of_plain_matmuls(has_bfloat16, monkeypatch):
-    """A rule of type and size: with dropout; in bfloat16, if the processor has it, for many queries."""
-    monkeypatch.setattr(kernels_shared, "has_bfloat16", lambda: has_bfloat16)
-
-    def chosen(rows, queries, keys, dtype, dropout=0.0):
-        query, key = torch.empty(rows, 4, queries, 8, dtype=dtype), torch.empty(rows, 4, keys, 8, dtype=dtype)
-        return kernels_shared.prefers_plain_matmuls(query, key, dropout)
-
-    assert chosen(4, 32, 32, torch.float32, 0.1) and not chosen(1, 32, 32, torch.float32, 0.1)
-    assert not chosen(4, 32, 32, torch.float32)
-    assert chosen(4, 32, 32, torch.bfloat16, 0.1) is chosen(40, 1, 7, torch.bfloat16) is has_bfloat16
-    assert not chosen(39, 1, 7, torch.bfloat16) and not chosen(40, 1, 385, torch.bfloat16)
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-    assert not chosen(4, 32, 32, torch.float32, 0.1)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("keys", [1, 7, 15, 16])
 @torch.no_grad()
@@ -122,8 +96,6 @@ def test_attention_of_a_decoding_step(keys, dtype, monkeypatch):
     query, key, value = (torch.randn(60, 4, length, 16, dtype=dtype) for length in (3, keys, keys))
     mask = torch.ones(60, 1, 1, keys, dtype=torch.bool)
     mask[::2, ..., keys // 2 + 1 :] = False
-    scores = query @ key.transpose(2, 3)
-    assert kernels_shared.has_short_rows(scores) is (1 < keys < 16)  # fewer than 2,048 scores are too few
     for given in (None, mask):
         found, _ = eager_attention_forward(nn.Module(), query, key, value, given, 0.25)
         expected = nn.functional.scaled_dot_product_attention(query, key, value, given)

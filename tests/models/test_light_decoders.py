@@ -7,7 +7,6 @@ from gradients import check_gradients
 from model_contract import ModelContract, ragged_batch, scatter_parameters
 from slow_transformer import SlowTransformer, multiply_instead_of_dropping
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration, RPETransformerConfig
@@ -31,6 +30,12 @@ class TestLightDecoders(ModelContract):
     config_class = NMTTransformerConfig
     model_class = NMTTransformerForConditionalGeneration
     compiled = {"lengths": FEW_LENGTHS}
+    growth = [
+        ("base", SSRU, -6 * (4 * (512**2 + 512) - 2 * 512**2 - 512)),
+        ("base", AVERAGE, -6144),
+        ("base", {**AVERAGE, "aan_ffn": True}, 6 * (2 * 512 * 2048 + 2048 + 512) - 6144),
+        ("base", {**AVERAGE, "aan_gate": "separate"}, 6 * (2 * (512**2 + 512) - 4 * (512**2 + 512))),
+    ]
     variants = {
         "default": {**SSRU, "decoder_recurrence_projection": True, "position_embedding_type": "tensor2tensor"},
         "average": {**AVERAGE, "aan_ffn": True, "normalize_before": True},
@@ -211,57 +216,7 @@ def test_states_of_many_half_precision_steps_are_exact(kind, dtype):
     assert (steps[:, -10:].double() - exact[:, -10:]).abs().max() < coarse
 
 
-def test_later_words_have_no_influence():
-    for fields in (SSRU, {**AVERAGE, "aan_ffn": True}):
-        model = TestLightDecoders().model(fields)
-        source = torch.randint(4, 37, (1, 5))
-        embeddings = torch.randn(1, 6, 32, dtype=torch.float64, requires_grad=True)
-        model(source, decoder_inputs_embeds=embeddings).logits[0, 2].sum().backward()
-        assert (embeddings.grad[0, :3].abs().sum(-1) > 0).all() and not embeddings.grad[0, 3:].any()
-
-
-def test_the_first_average_is_the_first_word():
-    module = AverageAttention(TestLightDecoders().config(**AVERAGE, aan_gate="none"), 0).double()
-    words = torch.randn(2, 4, 32, dtype=torch.float64)
-    averages = module(words)[0]
-    assert torch.equal(averages[:, 0], words[:, 0])
-    torch.testing.assert_close(averages[:, 3], words.mean(dim=1), atol=1e-15, rtol=0)
-    lower = torch.ones(4, 4, dtype=torch.float64).tril() / torch.arange(1, 5)[:, None]
-    torch.testing.assert_close(averages, lower @ words, atol=1e-15, rtol=0)
-
-
-def test_separate_gates_are_a_joint_gate_with_zero_blocks():
-    contract = TestLightDecoders()
-    joint, separate = (
-        scatter_parameters(AverageAttention(contract.config(**AVERAGE, aan_gate=gate), 0).double())
-        for gate in ("joint", "separate")
-    )
-    with torch.no_grad():
-        joint.gate.weight.zero_()
-        joint.gate.weight[:32, :32], joint.gate.weight[32:, 32:] = (
-            separate.input_gate.weight,
-            separate.forget_gate.weight,
-        )
-        joint.gate.bias.copy_(torch.cat([separate.input_gate.bias, separate.forget_gate.bias]))
-    words = torch.randn(2, 4, 32, dtype=torch.float64)
-    torch.testing.assert_close(joint(words)[0], separate(words)[0], atol=1e-14, rtol=0)
-
-
 # -- parameters, initialization, warm start --
-
-
-@pytest.mark.parametrize(
-    ("fields", "difference"),
-    [
-        (SSRU, -6 * (4 * (512**2 + 512) - 2 * 512**2 - 512)),
-        (AVERAGE, -6144),
-        ({**AVERAGE, "aan_ffn": True}, 6 * (2 * 512 * 2048 + 2048 + 512) - 6144),
-        ({**AVERAGE, "aan_gate": "separate"}, 6 * (2 * (512**2 + 512) - 4 * (512**2 + 512))),
-    ],
-    ids=["ssru", "average", "average-ffn", "average-separate"],
-)
-def test_parameters_beyond_self_attention(fields, difference):
-    assert count(NMTTransformerConfig(**fields)) - count(NMTTransformerConfig()) == difference
 
 
 @pytest.mark.parametrize(
@@ -287,18 +242,6 @@ def test_each_matrix_of_the_unit_is_initialized_alone():
     assert not unit.forget_bias.any()
 
 
-@pytest.mark.parametrize("fields", [SSRU, AVERAGE], ids=["ssru", "average"])
-def test_warm_start_from_self_attention(fields):
-    model = TestLightDecoders().model(fields)
-    baseline = NMTTransformerForConditionalGeneration(model.config.baseline()).double()
-    assert model.config.baseline().decoder_autoregression == "self_attention"
-    report = model.init_from_baseline(scatter_parameters(baseline))
-    own = {name for name, _ in model.named_parameters() if ".decoder.layers." in name and ".self_attn." in name}
-    assert set(report.fresh) == own and all(".self_attn." in name for name in report.unused)
-    state, source = model.state_dict(), baseline.state_dict()
-    assert all(torch.equal(state[name], source[name]) for name in report.copied)
-
-
 # -- combinations and refusals --
 
 
@@ -315,14 +258,3 @@ def test_a_recurrent_input_and_a_recurrent_decoder_count_the_same_words():
     assert set(cached[CACHE].self_attention_cache.layers[0].states) == {"state", "memory", "ssru_memory"}
     assistant = model.generate(source[:1], max_new_tokens=6, assistant_model=model)
     assert torch.equal(assistant, model.generate(source[:1], max_new_tokens=6))
-
-
-def test_mechanisms_that_exclude_each_other():
-    with rejects("is not allowed with", field="position_embedding_type"):
-        NMTTransformerConfig(**SSRU, self_attention_type="relative")
-    with rejects("is not allowed with", field="rpe_head_partition"):
-        RPETransformerConfig(**SSRU, rpe_head_partition="slice")
-    assert NMTTransformerConfig(**SSRU, self_attention_type="relative", position_embedding_type="sinusoidal")
-    assert RPETransformerConfig(
-        **SSRU, rpe_head_partition="slice", rpe_decoder=False, decoder_position_embeddings=False
-    )

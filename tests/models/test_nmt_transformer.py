@@ -14,15 +14,14 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
+from recnmt_hf.models import seq2seq_loading
 from recnmt_hf.models.attention import eager_attention_forward
-from recnmt_hf.models.modeling_nmt_transformer import RelativeMultiHeadAttention, directional_mask
+from recnmt_hf.models.modeling_nmt_transformer import RelativeMultiHeadAttention
 from recnmt_hf.models.seq2seq_loading import Initialization
 from recnmt_hf.models.seq2seq_stacks import (
     LearnedPositionEmbedding,
     SinusoidalPositionEmbedding,
-    build_position_embedding,
-    positions_from_mask,
-    select_hidden_states,
+    TokenAndPositionInput,
     sinusoid_table,
 )
 
@@ -122,12 +121,6 @@ def test_relative_attention_makes_no_pairwise_vectors():
     assert largest <= 4 * length * length  # scores of four heads, nothing eight times as wide
 
 
-def test_directional_mask_of_a_head_without_keys_gives_zero():
-    mask = directional_mask(torch.tensor([[1, 1, 0]]), 2, 3, False, torch.device("cpu"))
-    assert mask[0, 0].tolist() == [[False] * 3, [True, False, False], [True, True, False]]
-    assert mask[0, 1].tolist() == [[False, True, False], [False] * 3, [False] * 3]
-
-
 def test_parameter_counts():
     """Body without embeddings at base and big size (SPEC 0.2), and the tying's three totals."""
     from recnmt_hf import NMTTransformerModel
@@ -154,7 +147,12 @@ def test_relative_positions_replace_absolute_ones_by_default():
 
 @pytest.mark.parametrize("kind", ["sinusoidal", "marian", "tensor2tensor", "learned"])
 def test_positions_from_an_offset_by_number_or_by_ids(kind):
-    module = build_position_embedding(kind, 6, 4)
+    config = TestNMTTransformer().config(max_position_embeddings=6)
+
+    def build(kind):
+        return TokenAndPositionInput(config, kind, 4).embed_positions
+
+    module = build(kind)
     if kind == "learned":
         assert isinstance(module, LearnedPositionEmbedding)
         torch.nn.init.normal_(module.weight)
@@ -165,7 +163,7 @@ def test_positions_from_an_offset_by_number_or_by_ids(kind):
         angles = torch.tensor([3.0, 0.0003 if kind == "tensor2tensor" else 0.03])
         order = [0, 2, 1, 3] if kind == "sinusoidal" else [0, 1, 2, 3]
         torch.testing.assert_close(rows[3], torch.cat([angles.sin(), angles.cos()])[order])
-        assert torch.equal(build_position_embedding(kind, 6, 4)(6), rows)
+        assert torch.equal(build(kind)(6), rows)
         slowest = 10000 if kind == "tensor2tensor" else 100
         angle = torch.tensor(1000 / slowest, dtype=torch.float64)  # in float64, and rounded once
         wide = sinusoid_table(1001, 4, kind, torch.float64)
@@ -183,16 +181,7 @@ def test_positions_from_an_offset_by_number_or_by_ids(kind):
     assert "7 tokens exceeds max_position_embeddings=6" in str(caught.value)
     assert module.to("meta")(2, torch.tensor(3, device="meta")).shape == (2, 4)
     assert torch.equal(SinusoidalPositionEmbedding(6, 4)(6), sinusoid_table(6, 4, "sinusoidal"))
-    assert build_position_embedding("none", 6, 4) is None
-    assert positions_from_mask(torch.tensor([[0, 0, 1, 1], [1, 0, 1, 0]])).tolist() == [[0, 0, 0, 1], [0, 0, 1, 1]]
-
-
-def test_sinusoids_of_marian_itself_differ_from_those_of_transformers():
-    """By up to 0.003 at position 1 and 0.28 below 100, with 256 channels."""
-    ours, marian = (sinusoid_table(100, 256, kind, torch.float64) for kind in ("marian", "tensor2tensor"))
-    largest = (ours - marian).abs().amax(dim=1)
-    assert largest[0] == 0 and largest[1] == pytest.approx(0.003, abs=5e-4)
-    assert largest.max() == pytest.approx(0.283, abs=5e-3)
+    assert build("none") is None
 
 
 def test_learned_positions_start_as_other_embeddings():
@@ -223,13 +212,6 @@ def test_attention_kernels_that_do_not_fit_are_refused():
         assert model.config._attn_implementation == "eager"
     config = TestNMTTransformer().config()
     NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="flex_attention")
-
-
-@pytest.mark.parametrize(("per_head", "tables"), [(True, 4), (False, 1)])
-def test_tables_of_a_models_relative_positions(per_head, tables):
-    fields = {"self_attention_type": "relative", "max_relative_positions": 3, "relative_per_head": per_head}
-    layers = [*(model := TestNMTTransformer().model(fields)).model.encoder.layers, *model.model.decoder.layers]
-    assert {layer.self_attn.relative_keys.shape for layer in layers} == {(tables, 7, 8)}
 
 
 # -- loss and output layer ---------------------------------------------------------------------------------------------
@@ -355,24 +337,6 @@ def test_flash_attention_reads_no_memory(prefix, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(found[0][1:], found[1][1:], strict=True))
 
 
-def test_hidden_states_may_be_chosen_by_their_places():
-    states, last = [torch.full((1,), float(i)) for i in range(3)], torch.full((1,), 9.0)
-    for wanted, expected in (
-        (None, None),
-        (False, None),
-        (True, (0, 1, 9)),
-        (1, (None, 1, None)),
-        ([0, -1], (0, None, 9)),
-    ):
-        found = select_hidden_states(states, last, wanted)
-        assert (found and tuple(state if state is None else int(state) for state in found)) == expected
-
-
-def test_memory_is_traded_for_time_on_request_only():
-    model = TestNMTTransformer().model({})
-    assert not any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-
-
 # -- loading and resizing ----------------------------------------------------------------------------------------------
 
 
@@ -383,11 +347,7 @@ def test_a_warm_start_reports_what_it_did(monkeypatch, tmp_path):
     baseline.save_pretrained(hub / "somebody/whole")
     baseline.save_pretrained(hub / "somebody/shards", max_shard_size="10KB")
     assert len(list((hub / "somebody/shards").glob("*.safetensors"))) > 1
-    monkeypatch.setattr("transformers.utils.has_file", lambda place, name: (hub / place / name).is_file())
-    monkeypatch.setattr(
-        "transformers.utils.hub.cached_files",
-        lambda path_or_repo_id, filenames, **options: [str(hub / path_or_repo_id / name) for name in filenames],
-    )
+    monkeypatch.setattr(seq2seq_loading, "snapshot_download", lambda name, **options: str(hub / name))
     fields = {"encoder_layers": 1, "decoder_layers": 1, "position_embedding_type": "learned"}
     for source in (hub / "somebody/whole", "somebody/whole", "somebody/shards"):
         model = TestNMTTransformer().model(fields, torch.float32)

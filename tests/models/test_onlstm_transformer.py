@@ -8,8 +8,6 @@ from slow_transformer import SlowTransformer, multiply_instead_of_dropping
 from user_errors import rejects
 
 from recnmt_hf import (
-    NMTTransformerConfig,
-    NMTTransformerForConditionalGeneration,
     ONLSTMTransformerConfig,
     ONLSTMTransformerForConditionalGeneration,
 )
@@ -17,12 +15,13 @@ from recnmt_hf.models import kernels_onlstm_transformer
 from recnmt_hf.models import modeling_onlstm_transformer as modeling
 from recnmt_hf.models.configuration_onlstm_transformer import ENCODERS
 from recnmt_hf.models.kernels_onlstm_transformer import ONLSTMSteps
-from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM, ONLSTMLayer, on_lstm_reference, pack
+from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM, ONLSTMLayer, on_lstm_reference
 
 
 class TestONLSTMTransformer(ModelContract):
     config_class = ONLSTMTransformerConfig
     model_class = ONLSTMTransformerForConditionalGeneration
+    plain = {"encoder_layer_types": ["attention", "attention"]}
     variants = {
         "default": {"encoder_shortcut": True},
         "lstm-ffn-directional-pre-norm": {
@@ -329,40 +328,6 @@ def test_what_padding_holds_changes_nothing(path, monkeypatch):
     assert filled.grad[mask == 0].eq(0).all() and filled.grad.isfinite().all()
 
 
-def test_words_are_packed_without_padding():
-    """Step by step, longer sentences first; the backward direction from each sentence's own end."""
-    mask = torch.tensor([[0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 1]])
-    (onward, backward), (last, first), counts = pack(mask, 4, 4, mask.device)
-    assert counts == [3, 3, 1, 1]
-    assert onward.tolist() == [4, 1, 12, 5, 2, 15, 6, 7] and backward.tolist() == [7, 2, 15, 6, 1, 12, 5, 4]
-    assert last[[0, 1, 3]].tolist() == [2, 3, 3] and first[[0, 1, 3]].tolist() == [1, 0, 0]
-    # Where asking for lengths would wait for the device every row has every step, padding last.
-    (onward, backward), _, counts = pack(mask.to("meta"), 4, 4, torch.device("meta"))
-    assert counts == [4] * 4 and onward.shape == backward.shape == (16,)
-    (onward, backward), (last, first), counts = pack(None, 2, 3, mask.device)
-    assert (onward.tolist(), backward.tolist(), counts) == ([0, 3, 1, 4, 2, 5], [2, 5, 1, 4, 0, 3], [2, 2, 2])
-    assert (last.tolist(), first.tolist()) == ([2, 2], [0, 0])
-
-
-@pytest.mark.parametrize("path", ["fast", "reference"])
-@pytest.mark.parametrize("chunk", [1, 4])
-def test_the_last_chunk_is_never_written(chunk, path, monkeypatch):
-    """i~ ends at 0, so that these channels stay exactly 0, whatever the data; all others are used."""
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "1" if path == "fast" else "0")
-    torch.manual_seed(2)
-    layer = ONLSTM(chunk, 8, 12)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=2)
-    states = layer(torch.randn(5, 9, 8))[0]
-    assert states[..., -chunk:].eq(0).all() and states[..., :-chunk].ne(0).any(dim=0).any(dim=0).all()
-
-
-def test_master_gates_are_monotone():
-    sums = modeling.cumax(torch.randn(50, 9) * 5)
-    assert (sums.diff(dim=-1) >= 0).all() and sums[:, -1].eq(1).all()
-    torch.testing.assert_close(modeling.cumax(torch.zeros(1, 4)), torch.tensor([[0.25, 0.5, 0.75, 1.0]]))
-
-
 def test_cumulative_sums_are_float32_whatever_the_type_outside():
     """512 shares of a 512th each, summed in bfloat16, would stop counting halfway."""
     layer = ONLSTMLayer(1, 4, 512).bfloat16()
@@ -446,18 +411,6 @@ def test_sources_are_as_long_as_attention_at_the_bottom_allows():
             model(words, decoder_input_ids=words[:, :3])
 
 
-def test_it_starts_from_a_baseline():
-    model = TestONLSTMTransformer().model()
-    baseline = NMTTransformerForConditionalGeneration(model.config.baseline()).double()
-    report = model.init_from_baseline(baseline)
-    assert report.fresh and all(name.startswith("model.encoder.layers.0.") for name in report.fresh)
-    assert model.model.encoder.layers[1].fc1.weight.equal(baseline.model.encoder.layers[1].fc1.weight)
-    plain = TestONLSTMTransformer().model(stack(("attention", 2)))
-    assert plain.config.baseline() is None and plain.init_from_baseline(baseline).fresh == []
-    torch.testing.assert_close(plain(**ragged_batch()).logits, baseline.eval()(**ragged_batch()).logits)
-    assert isinstance(model.config.baseline(), NMTTransformerConfig)
-
-
 def test_recurrent_weights_start_orthogonal_gate_by_gate():
     torch.manual_seed(0)
     layer = TestONLSTMTransformer().model({"onlstm_chunk_size": 4}, scattered=False).model.encoder.layers[0].rnn
@@ -465,35 +418,3 @@ def test_recurrent_weights_start_orthogonal_gate_by_gate():
     for gate in gates:
         torch.testing.assert_close(gate @ gate.T, torch.eye(len(gate), dtype=gate.dtype), atol=1e-5, rtol=0)
     assert layer.backward_rnn.bias[:32].eq(1).all() and layer.backward_rnn.bias[32:].eq(0).all()
-
-
-@pytest.mark.parametrize(
-    ("fields", "code", "field"),
-    [
-        ({"encoder_layer_types": []}, "is not allowed; it must be", "encoder_layer_types"),
-        ({"onlstm_chunk_size": 128}, "is not allowed with", "onlstm_chunk_size"),
-        ({"onlstm_chunk_size": 3}, "is not allowed with", "onlstm_chunk_size"),
-        (
-            {**stack(("attention", 1), ("onlstm", 1)), "encoder_shortcut": True},
-            "is not allowed with",
-            "encoder_shortcut",
-        ),
-        ({**stack(("onlstm", 2)), "encoder_shortcut": True}, "is not allowed with", "encoder_shortcut"),
-        ({**stack(("attention", 1)), "encoder_shortcut": True}, "is not allowed with", "encoder_shortcut"),
-        ({"pair_pooling": "attention", "pair_pooling_heads": 5}, "is not allowed with", "pair_pooling_heads"),
-        ({**stack(("onlstm", 2)), "encoder_layers": 3}, "is not allowed with", "encoder_layers"),
-        ({"encoder_layers": 1}, "is not allowed with", "encoder_shortcut"),
-    ],
-    ids=str,
-)
-def test_wrong_fields(fields, code, field):
-    with rejects(code, field=field):
-        ONLSTMTransformerConfig.from_preset("tiny", vocab_size=100, **fields)
-
-
-def test_masks_of_another_shape_are_refused():
-    """A recurrence must know its words; attention alone takes a mask of queries and keys."""
-    source, mask = torch.full((1, 3), 5), torch.zeros(1, 1, 3, 3, dtype=torch.float64)
-    with rejects(field="attention_mask"):
-        TestONLSTMTransformer().model().get_encoder()(source, mask)
-    TestONLSTMTransformer().model(stack(("attention", 2))).get_encoder()(source, mask)

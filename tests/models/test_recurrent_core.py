@@ -22,7 +22,6 @@ from recnmt_hf.models.decoder_cache import (
     read_source_memory,
     recurrent_layer,
     source_memories,
-    spread_over_beams,
 )
 from recnmt_hf.models.recurrent_layers import (
     CachedRecurrence,
@@ -206,11 +205,6 @@ def test_masked_mean_ignores_padding():
     assert masked_mean(states, mask).tolist() == [[2.0], [0.0]]
 
 
-def test_unknown_cell():
-    with rejects(field="cell"):
-        MaskedRNN("qrnn", 2, 2)
-
-
 # -- cache layers ---
 
 
@@ -319,18 +313,6 @@ def test_a_cache_without_recurrent_layers_is_refused():
     complete_cache(None, ["recnmt_recurrent"], 1)
 
 
-def test_recurrent_layer_moves_its_states():
-    layer = RecurrentStateLayer()
-    states = torch.arange(6.0).view(3, 1, 2)
-    layer.update_states(h=states, c=-states)
-    layer.reorder_cache(torch.tensor([2, 2, 0]))
-    assert torch.equal(layer.get_state("c"), -states[[2, 2, 0], 0])
-    layer.batch_repeat_interleave(2)
-    assert layer.get_state("h").shape == (6, 2)
-    layer.batch_select_indices(torch.tensor([0, 5]))
-    assert torch.equal(layer.get_state("h"), states[[2, 0], 0])
-
-
 def filled_sources(keys, beams, num_layers=1):
     """Return the memories of a cache with these keys in each layer."""
     sources = SourceMemoryCache(num_layers)
@@ -356,22 +338,6 @@ def test_source_memory_is_not_moved_within_a_source():
     assert torch.equal(sources.vectors["global"], rows // 3 + 1.0)
     sources.reset()
     assert not sources.masks and not sources.vectors and not layer.memories and layer.keys is None
-
-
-def test_one_row_per_source_and_back():
-    rows = torch.arange(6)[:, None]
-    assert spread_over_beams(rows[:2], 6)[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
-    assert spread_over_beams(rows, 6) is rows
-    assert spread_over_beams(rows[:1], 2)[:, 0].tolist() == [0, 0]
-
-
-def test_beams_are_looked_at_once_for_all_layers(monkeypatch):
-    keys, looks = torch.randn(2, 1, 3, 4), []
-    cache = EncoderDecoderCache(DynamicCache(), filled_sources(keys, 3, num_layers=3))
-    equal = torch.equal
-    monkeypatch.setattr(torch, "equal", lambda *args: looks.append(args) or equal(*args))
-    cache.reorder_cache(torch.tensor([1, 1, 0, 5, 3, 3]))
-    assert len(looks) == 1 and all(layer.keys is keys for layer in cache.cross_attention_cache.layers)
 
 
 def test_an_empty_growing_cache_gets_source_memories_once():
@@ -544,20 +510,6 @@ def test_encoder_output_is_rebuilt_with_all_its_memories():
         assert torch.equal(SummaryOutput.rebuild(values).summary_hidden_state, output.summary_hidden_state)
     assert SummaryOutput.rebuild((layers[0], layers)).hidden_states is layers
     assert SummaryOutput.rebuild(layers[:1]).summary_hidden_state is None
-
-
-def test_memories_are_found_in_the_declared_fields():
-    @dataclass
-    class ThreeOutput(Seq2SeqEncoderOutput):
-        words_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("words"))
-        topics_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("topics"))
-        topics_mask: torch.Tensor | None = field(default=None, metadata=memory_mask("topics"))
-
-    ThreeOutput.find_memories()
-    given = [torch.full((2, 1), float(i)) for i in range(4)]
-    found = ThreeOutput(given[0], words_hidden_state=given[1], topics_hidden_state=given[2], topics_mask=given[3])
-    found = found.memories()
-    assert found == {"encoder": (given[0], None, None), "words": (given[1], None, None), "topics": (*given[2:], None)}
 
 
 def test_extra_outputs_reach_the_joined_output():

@@ -10,8 +10,6 @@ from transformers.cache_utils import EncoderDecoderCache, StaticCache
 from user_errors import rejects
 
 from recnmt_hf import (
-    NMTTransformerConfig,
-    NMTTransformerForConditionalGeneration,
     RPETransformerConfig,
     RPETransformerForConditionalGeneration,
 )
@@ -28,6 +26,15 @@ WITHOUT_POSITIONS = {"encoder_position_embeddings": False, "decoder_position_emb
 class TestRPETransformer(ModelContract):
     config_class = RPETransformerConfig
     model_class = RPETransformerForConditionalGeneration
+    plain = {"rpe_type": None}
+    growth = [  # the paper: 0.37M and 0.49M at base size
+        ("base", {}, 361_984),
+        ("base", {"rpe_type": "rpehead"}, 565_120),
+        ("base", {"rpe_cell": "gru"}, 822_784),
+        ("base", TYPED, 565_120 - 737_280),
+        ("base", SLICED, 361_984 - 1_376_256),
+        ("big", {}, 1_444_864),
+    ]
     variants = {
         "default": {},
         "typed-lstm-directional-pre-norm": {
@@ -285,57 +292,7 @@ def check_equations(model, side):
                 torch.testing.assert_close(found[name][0][row, place], slow.positions[name], atol=1e-10, rtol=0)
 
 
-def test_dense_heads_of_both_kinds_are_one_model_up_to_the_order_of_channels():
-    """Each head projects the whole input (Eqs. 7 and 11), so the position of R in it has no effect."""
-    width, size, heads = 32, 16, 4
-    sliced = TestRPETransformer().model({"rpe_type": "mprhead", "rpe_dim": size})
-    typed = TestRPETransformer().model({"rpe_type": "rpehead", "rpe_dim": size})
-    plain, recurrent = (part.chunk(heads) for part in torch.arange(width).split([width - size, size]))
-    order = torch.cat([each for pair in zip(plain, recurrent, strict=True) for each in pair])  # of M in T
-
-    def moved(name, parameter):
-        """A parameter of the MPRHead with the channels between its layers in the order of M."""
-        if "recurrent_positions" in name or name == "model.shared.weight":
-            return parameter
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc1.weight")):
-            return parameter[:, order]
-        if name.endswith(("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")) or "layer_norm" in name:
-            return parameter[order]
-        return parameter
-
-    with torch.no_grad():
-        for (name, own), (_, theirs) in zip(sliced.named_parameters(), typed.named_parameters(), strict=True):
-            own.copy_(moved(name, theirs))
-    batch = ragged_batch()
-    expected = typed.model(**batch, decoder_input_ids=batch["input_ids"][:, :4]).last_hidden_state
-    found = sliced.model(**batch, decoder_input_ids=batch["input_ids"][:, :4]).last_hidden_state
-    torch.testing.assert_close(found, expected[..., order], atol=1e-10, rtol=0)
-
-
 # -- sizes -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("size", "fields", "millions"),
-    [
-        ("base", {"rpe_type": None}, 0.0),
-        ("base", {"rpe_dim": 0}, 0.0),
-        ("base", {}, 0.361984),
-        ("base", {"rpe_type": "rpehead"}, 0.565120),
-        ("base", {"rpe_cell": "gru"}, 0.822784),
-        ("base", {**TYPED}, 0.565120 - 0.737280),
-        ("base", {**SLICED}, 0.361984 - 1.376256),
-        ("big", {}, 1.444864),
-    ],
-    ids=str,
-)
-def test_parameters_added(size, fields, millions):
-    """Beside the paper's +0.37 and +0.49 million at base size."""
-    with torch.device("meta"):
-        plain = NMTTransformerForConditionalGeneration(NMTTransformerConfig.from_preset(size, vocab_size=100))
-        config = RPETransformerConfig.from_preset(size, vocab_size=100, **fields)
-        model = RPETransformerForConditionalGeneration(config)
-    assert (model.num_parameters() - plain.num_parameters()) / 1e6 == pytest.approx(millions, abs=1e-9)
 
 
 def test_usual_shares_of_the_channels():
@@ -366,20 +323,6 @@ def test_sequences_are_as_long_as_the_channels_without_recurrence_allow():
 # -- training ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_starts_from_a_baseline():
-    """All but the recurrence and parted projections has its place."""
-    for fields, without_a_place in (({}, 0), (TYPED, 12), (SLICED, 6)):
-        model = TestRPETransformer().model(fields)
-        baseline = NMTTransformerForConditionalGeneration(model.config.baseline()).double()
-        report = model.init_from_baseline(baseline)
-        assert all("recurrent_positions" in name or ".layers.0.self_attn." in name for name in report.fresh)
-        assert len(report.unused) == without_a_place
-        assert model.model.encoder.layers[1].fc1.weight.equal(baseline.model.encoder.layers[1].fc1.weight)
-    plain = TestRPETransformer().model({"rpe_type": None})
-    assert plain.config.baseline() is None and plain.init_from_baseline(baseline).fresh == []
-    torch.testing.assert_close(plain(**ragged_batch()).logits, baseline.eval()(**ragged_batch()).logits)
-
-
 def test_sliced_projections_start_as_dense_ones_of_their_size():
     """Xavier-uniform for each head; a loaded matrix is left alone."""
     torch.manual_seed(0)
@@ -392,28 +335,3 @@ def test_sliced_projections_start_as_dense_ones_of_their_size():
     projection.weight._is_hf_initialized = True
     model._init_weights(projection)
     assert projection.weight.equal(scattered)
-
-
-@pytest.mark.parametrize(
-    ("fields", "code", "field"),
-    [
-        ({"rpe_type": "rpehead", "rpe_dim": 48}, "is not allowed with", "rpe_dim"),
-        ({"rpe_dim": 30}, "is not allowed with", "rpe_dim"),
-        ({"rpe_dim": 132}, "is not allowed with", "rpe_dim"),
-        ({"rpe_head_partition": "typed"}, "is not allowed with", "rpe_head_partition"),
-        ({**SLICED, "rpe_type": None}, "is not allowed with", "rpe_head_partition"),
-        ({"rpe_cell": "sru", "rpe_recurrence": "projected"}, "is not allowed with", "rpe_recurrence"),
-    ],
-    ids=str,
-)
-def test_wrong_fields(fields, code, field):
-    with rejects(code, field=field):
-        RPETransformerConfig.from_preset("tiny", vocab_size=100, **fields)
-
-
-def test_masks_of_another_shape_are_refused():
-    """A recurrence over the source must know its words; without one a mask of queries and keys will do."""
-    source, mask = torch.full((1, 3), 5), torch.zeros(1, 1, 3, 3, dtype=torch.float64)
-    with rejects(field="attention_mask"):
-        TestRPETransformer().model().get_encoder()(source, mask)
-    TestRPETransformer().model({"rpe_encoder": False}).get_encoder()(source, mask)

@@ -185,12 +185,6 @@ def test_checkpointed_gradients_are_the_same():
         torch.testing.assert_close(checkpointed, plain, atol=1e-12, rtol=0)
 
 
-def test_outputs_of_the_encoder():
-    outputs = build("logic_attention")(**batch_of(PAIRS), output_hidden_states=True, output_attentions=True)
-    assert [len(each) for each in (outputs.hidden_states, outputs.attentions)] == [3, 2]
-    assert outputs.hidden_states[0].shape[0] == outputs.attentions[0].shape[0] == 2 * len(PAIRS)
-
-
 def test_both_sentences_are_asked_for():
     model = build("logic_hybrid")
     with rejects(field="pair_input_ids"):
@@ -198,19 +192,6 @@ def test_both_sentences_are_asked_for():
     with rejects(field="pair_input_ids"):
         model(batch_of(PAIRS)["input_ids"], pair_input_ids=torch.tensor([[4], [5]]))
     assert model(**model.dummy_inputs).logits.isfinite().all()
-
-
-def test_pooling_follows_the_top_layer():
-    """Tran et al. (2018): the last word's state above recurrent layers, a learned query above attention."""
-    found = {name: build(f"logic_{name}").config.pair_pooling for name in ("attention", "lstm", "onlstm", "hybrid")}
-    assert found == {"attention": "attention", "lstm": "last", "onlstm": "last", "hybrid": "attention"}
-
-
-def test_presets_have_no_dropout():
-    """Dropout at the usual places and in the classifier keeps accuracies low for dozens of passes."""
-    for name in ("attention", "lstm", "onlstm", "hybrid"):
-        config = ONLSTMTransformerConfig.from_preset(f"logic_{name}")
-        assert {value for field, value in vars(config).items() if field.endswith("dropout")} == {0.0}
 
 
 @pytest.mark.slow

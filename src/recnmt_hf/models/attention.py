@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .decoder_cache import read_source_memory, self_attention_cache
 from .kernels_cpu_matmuls import project
 from .kernels_shared import dropout as random_dropout
-from .kernels_shared import has_short_rows, is_plain, prefers_plain_matmuls, short_softmax
+from .kernels_shared import has_short_rows, is_plain, prefers_plain_matmuls
 
 
 def eager_attention_forward(
@@ -73,7 +73,11 @@ def masked_softmax(scores: Tensor, visible: Tensor | None, dtype: torch.dtype) -
 def softmax(scores: Tensor) -> Tensor:
     """Compute a softmax over the last axis, in float32 for half-precision scores."""
     wide = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
-    return short_softmax(scores.to(wide)) if has_short_rows(scores) else nn.functional.softmax(scores, -1, dtype=wide)
+    if not has_short_rows(scores):
+        return nn.functional.softmax(scores, -1, dtype=wide)
+    scores = scores.to(wide)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp_()
+    return weights.div_(weights.sum(-1, keepdim=True))
 
 
 def has_own_masks(implementation: str) -> bool:

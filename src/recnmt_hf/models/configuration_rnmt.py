@@ -151,10 +151,6 @@ class RNMTConfig(Seq2SeqConfig):
         """Heads of additive attention, for tools that describe models."""
         return 1
 
-    @num_attention_heads.setter
-    def num_attention_heads(self, value: int) -> None:
-        raise NotImplementedError("Additive attention has one head: leave num_attention_heads out.")
-
     @property
     def compares_all_pairs(self) -> bool:
         """`True` if a layer computes features of all pairs of words, so that batches should bound squared lengths."""

@@ -30,9 +30,8 @@ def concat_rows(first: Tensor, second: Tensor, padding: float = 0) -> Tensor:
 class GrowingLayer(DynamicLayer):
     """Base class of growing layers with tensors by name, whose first axis are rows."""
 
-    def map_tensors(self, change: Callable[..., Tensor], *others: Any) -> None:
-        """Replace each tensor by `change` of it and of the same tensor of the other layers."""
-        raise NotImplementedError
+    # Replaces each tensor by a function of it and of the same tensors of further layers.
+    map_tensors: Callable[..., None]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.map_tensors(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))

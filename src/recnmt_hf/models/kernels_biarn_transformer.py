@@ -7,6 +7,7 @@ cross-attention to a memory of few positions. The plain references are `attentiv
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -49,13 +50,6 @@ class DirectionWeights(NamedTuple):
         return cls(*zip(tensors[::2], tensors[1::2], strict=True))
 
 
-class StepInputs:
-    """The inputs of a projection, filled by its steps. The transforms of `torch.func` would copy a plain list."""
-
-    def __init__(self) -> None:
-        self.steps: list[Tensor] = []
-
-
 class SharedStepWeights(CustomGradient):
     """
     The biases of a projection for all steps. Its backward pass makes the gradients of weight and bias by one matmul
@@ -63,7 +57,7 @@ class SharedStepWeights(CustomGradient):
     """
 
     @staticmethod
-    def forward(weight: Tensor, bias: Tensor, inputs: StepInputs, batch_size: int, steps: int) -> Tensor:
+    def forward(weight: Tensor, bias: Tensor, inputs: SimpleNamespace, batch_size: int, steps: int) -> Tensor:
         return bias.unsqueeze(-2).expand(steps, *bias.shape[:-1], batch_size, bias.shape[-1]).contiguous()
 
     @staticmethod
@@ -118,13 +112,13 @@ class StepProjection:
     """A linear layer applied once a step to `batch_size` rows, of one direction or with a stacked weight of all."""
 
     def __init__(self, weight: Tensor, bias: Tensor, batch_size: int, steps: int):
-        self.inputs: StepInputs | None = None
+        self.inputs: SimpleNamespace | None = None  # `steps`; the transforms of `torch.func` would copy a plain list
         low = autocast_dtype(weight.device)
         if low is not None:  # convert once, not at every step
             weight, bias = weight.to(low), bias.to(low)
         self.biases: Any = itertools.repeat(bias.unsqueeze(-2))
         if torch.is_grad_enabled() and weight.requires_grad and not torch.compiler.is_compiling():
-            self.inputs = StepInputs()
+            self.inputs = SimpleNamespace(steps=[])
             self.biases = iter(SharedStepWeights.apply(weight, bias, self.inputs, batch_size, steps).unbind(0))
             weight = weight.detach()
         self.weight = weight.transpose(-1, -2)
@@ -273,14 +267,7 @@ def attentive_steps(
     return states, attentions
 
 
-def word_step_shapes(
-    inputs: Tensor,
-    attention_mask: Tensor | None,
-    factors: Tensor | None,
-    *tensors: Tensor,
-    num_heads: int,
-    is_lstm: bool,
-) -> Any:
+def word_step_shapes(inputs: Tensor, mask: Any, factors: Any, *tensors: Tensor, num_heads: int, is_lstm: bool) -> Any:
     (batch_size, length, _), count, initial = inputs.shape, len(tensors) // 13, tensors[0]
     attention_shape = (length, count, batch_size, num_heads, length)
     return [((count, batch_size, length, initial.shape[1]), initial.dtype), (attention_shape, inputs.dtype)]

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernels_cpu_matmuls import fast_linear
-from .kernels_recurrent_layers import StepMatmuls
+from .kernels_cpu_matmuls import StepMatmuls, fast_linear
 from .kernels_shared import CustomGradient, autocast_dtype, final_gradients, wide_type, with_autocast
 
 

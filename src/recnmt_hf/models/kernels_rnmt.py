@@ -5,7 +5,7 @@ decoder with additive attention (Eqs. 2-5, 13). The plain references are in `mod
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import masked_softmax
-from .kernels_cpu_matmuls import add_product, fast_linear, fast_product, project
-from .kernels_recurrent_layers import StepMatmuls
+from .kernels_cpu_matmuls import StepMatmuls, add_product, fast_linear, fast_product, project
 from .kernels_shared import (
     CustomGradient,
     autocast_dtype,
@@ -222,39 +221,37 @@ def run_steps(
     visible: Tensor | None,
     state: Tensor,
     token_mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+    *further_tensors: Tensor | None,
+    further: Any = None,
+    run: Callable[..., list[Tensor]] | None = None,
+) -> list[Tensor]:
     """
     Compute [`~.modeling_rnmt.run_steps_reference`] with few operations in the loop: the words' part of the gates is one
     matmul, keys and values are given. The backward pass ([`AttentionalSteps`]) forms the gradients of the weights after
-    all steps, and no tensor of the size steps x source_length x d_model is stored.
+    all steps, and no tensor of the size steps x source_length x d_model is stored. A class `further` adds a part to
+    each step ([`steps_forward`]) by the graph operator `run`.
+
+    Return states, attention weights `(batch_size, 1, steps, source_length)`, and the results of `further`.
     """
-    width, cell = state.shape[-1], recurrence.context_cell
-    gates, weights, maps = map_words(recurrence, words), step_weights(recurrence), step_layers(recurrence)
+    cell, attention, layers = recurrence.context_cell, recurrence.attention, recurrence.step_layers
+    first = recurrence.word_cell if recurrence.is_conditional else None
+    words, maps = words.transpose(0, 1), None
+    if layers is not None:  # a quantized copy
+        gates = project(layers["words"], words)
+        maps = [dict(layers.items()).get(name) for name in ("state", "query", "context")]
+    elif first is not None:
+        gates = fast_linear(words, first.weight_ih, first.bias_ih)
+    else:
+        gates = fast_linear(words, cell.weight_ih[:, : words.shape[-1]])
     # Under autocast the state and its gates stay in the parameters' type; only matmuls are made in the lower one.
     dtype = cell.weight_hh.dtype
-    gates, keys, state = gates.to(dtype), keys.to(dtype), state.to(dtype)
-    values = values[..., : 3 * width].to(dtype)
-    real = None if token_mask is None else (token_mask != 0).t()[:, :, None]
-    tensors = gates, keys, values, visible, state, real, *weights
-    states, attention = attentional_states(*tensors) if maps is None else steps_forward(tensors, maps=maps)
-    return states.transpose(0, 1), attention.transpose(0, 1)[:, None]
-
-
-def map_words(recurrence: Any, words: Tensor) -> Tensor:
-    """Return the part of words `(batch_size, steps, d)` of the (first) GRU's gates, `(steps, batch_size, 3 * d)`."""
-    words = words.transpose(0, 1)
-    if recurrence.step_layers is not None:
-        return project(recurrence.step_layers["words"], words)
-    if recurrence.is_conditional:
-        return fast_linear(words, recurrence.word_cell.weight_ih, recurrence.word_cell.bias_ih)
-    return fast_linear(words, recurrence.context_cell.weight_ih[:, : words.shape[-1]])
-
-
-def step_weights(recurrence: Any) -> StepWeights:
-    """Return the parameters that the steps of a [`~.modeling_rnmt.DecoderRecurrence`] read."""
-    first = recurrence.word_cell if recurrence.is_conditional else None
-    cell, attention = recurrence.context_cell, recurrence.attention
-    return StepWeights(
+    tensors = (
+        gates.to(dtype),
+        keys.to(dtype),
+        values.to(dtype),
+        visible,
+        state.to(dtype),
+        None if token_mask is None else (token_mask != 0).t()[:, :, None],
         None if first is None else first.weight_hh,
         None if first is None else first.bias_hh,
         attention.q_proj.weight,
@@ -262,23 +259,17 @@ def step_weights(recurrence: Any) -> StepWeights:
         cell.weight_hh,
         cell.bias_hh,
         cell.bias_ih,
+        *further_tensors,
     )
+    if maps is None:
+        results = (run or attentional_states)(*tensors)
+    else:
+        results = steps_forward(tensors, further=further, maps=maps)
+    states, weights, *others = (tensor.transpose(0, 1) for tensor in results)
+    return [states, weights[:, None], *others]
 
 
-def step_layers(recurrence: Any) -> list[Any] | None:
-    """Return the int8 layers that replace [`step_matmuls`] in a quantized copy, else `None`."""
-    if recurrence.step_layers is None:
-        return None
-    layers = dict(recurrence.step_layers.items())
-    return [layers.get(name) for name in ("state", "query", "context")]
-
-
-def attentional_shapes(gates: Tensor, keys: Tensor, *rest: Tensor | None) -> Any:
-    steps, rows = gates.shape[:2]
-    return [((steps, rows, keys.shape[2]), keys.dtype), ((steps, rows, keys.shape[1]), keys.dtype)]
-
-
-@graph_operator(attentional_shapes)
+@graph_operator(lambda gates, keys, *rest: [((*gates.shape[:2], keys.shape[i]), keys.dtype) for i in (2, 1)])
 def attentional_states(*tensors: Tensor | None) -> list[Tensor]:
     """Return states and attention of all steps; the arguments are the tensors of [`steps_forward`]."""
     return differentiable_steps(tensors)

@@ -307,16 +307,10 @@ def prefers_plain_matmuls(query: Tensor, key: Tensor, dropout: float) -> bool:
 
 
 def has_short_rows(scores: Tensor) -> bool:
-    """Return whether [`short_softmax`] is faster: torch's own is slow for rows shorter than a vector of AVX512."""
+    """Return whether a softmax by plain operations is faster than torch's, which is slow for rows of few elements."""
     if not scores.is_cpu or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     return 0 < scores.shape[-1] < 16 and scores.numel() >= 2**11 and allowed()
-
-
-def short_softmax(scores: Tensor) -> Tensor:
-    """Compute a softmax over the last axis, without gradients."""
-    weights = (scores - scores.amax(-1, keepdim=True)).exp_()
-    return weights.div_(weights.sum(-1, keepdim=True))
 
 
 def dropout(states: Tensor, p: float, training: bool) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .kernels_recurrent_layers import StepMatmuls
-from .kernels_rnmt import differentiable_steps, map_words, step_layers, step_weights, steps_forward, tanh_
+from .kernels_cpu_matmuls import StepMatmuls
+from .kernels_rnmt import differentiable_steps, tanh_
 from .kernels_shared import graph_operator
 
 
@@ -27,6 +27,18 @@ class LatentWeights(NamedTuple):
     latent_bias: Tensor | None  # (d,)
     gates_weight: Tensor | None  # (3 d, d) of the second GRU's input u
 
+    @classmethod
+    def of(cls, recurrence: Any, network: Any, draws: bool) -> "LatentWeights":
+        """Return the parameters of a recurrence and of the `network` that `draws` (or whose mean is taken), if any."""
+        if network is None:
+            return cls(None, None, None, None, None, None)
+        weight, bias, latent = network.mean.weight, network.mean.bias, recurrence.latent
+        if draws:
+            weight = torch.cat([weight, network.log_variance.weight])
+            bias = torch.cat([bias, network.log_variance.bias])
+        query = network.hidden.weight[:, : latent.weight.shape[0]]
+        return cls(query, weight, bias, latent.weight, latent.bias, recurrence.latent_gates.weight)
+
 
 LATENT_WEIGHTS = len(LatentWeights._fields)
 
@@ -42,63 +54,12 @@ def draw(moments: Tensor, noise: Tensor) -> Tensor:
     return torch.addcmul(mean, (clamped(log_variance) / 2).exp(), noise)
 
 
-def run_latent_steps(
-    recurrence: Any,
-    words: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible: Tensor | None,
-    state: Tensor,
-    token_mask: Tensor | None,
-    network: Any,
-    inputs: Tensor,
-    noise: Tensor | None,
-) -> list[Tensor]:
-    """
-    Compute [`~.modeling_vrnmt.run_steps_reference`] with few operations in the loop. The parts of words and target
-    words are one matmul for all steps, keys and values are given, and only the `network` (posterior or prior) that the
-    latent variable is drawn from runs in the loop. `inputs` `(batch_size, steps, g)` are the words' part of its hidden
-    layer; without a network they are the latent variables' part of the second GRU's gates, `(.., 3 * d)`. The backward
-    pass ([`~.kernels_rnmt.AttentionalSteps`]) forms the gradients of the weights after all steps.
-
-    Return states, attention weights `(batch_size, 1, steps, source_length)`, and with a network q_j, mean and
-    log-variance side by side, and u_j; all but the weights are `(batch_size, steps, ..)`.
-    """
-    width, cell = state.shape[-1], recurrence.context_cell
-    gates, weights = map_words(recurrence, words), step_weights(recurrence)
-    latent = LatentWeights(*[None] * LATENT_WEIGHTS)
-    reads = 3 * width
-    if network is not None:
-        maps = [network.mean] if noise is None else [network.mean, network.log_variance]
-        latent = LatentWeights(
-            network.hidden.weight[:, :width],
-            torch.cat([linear.weight for linear in maps]) if len(maps) > 1 else network.mean.weight,
-            torch.cat([linear.bias for linear in maps]) if len(maps) > 1 else network.mean.bias,
-            recurrence.latent.weight,
-            recurrence.latent.bias,
-            recurrence.latent_gates.weight,
-        )
-        reads += inputs.shape[-1]
-    # As in RNMT's steps, only matmuls are made in the type of autocast.
-    dtype = cell.weight_hh.dtype
-    gates, inputs = gates.to(dtype), inputs.transpose(0, 1).to(dtype)
-    noise = None if noise is None else noise.transpose(0, 1).to(dtype)
-    real = None if token_mask is None else (token_mask != 0).t()[:, :, None]
-    sources = keys.to(dtype), values[..., :reads].to(dtype), visible, state.to(dtype), real
-    tensors = gates, *sources, *weights, inputs, noise, *latent
-    layers = step_layers(recurrence)
-    results = latent_states(*tensors) if layers is None else steps_forward(tensors, further=LatentPart, maps=layers)
-    states, attention, *others = (tensor.transpose(0, 1) for tensor in results)
-    return [states, attention[:, None], *others]
-
-
-def latent_shapes(gates: Any, keys: Tensor, *rest: Tensor | None) -> Any:
-    steps, rows = gates.shape[:2]
+def latent_shapes(gates: Tensor, keys: Tensor, *rest: Tensor | None) -> Any:
     sizes = [keys.shape[2], keys.shape[1]]
     latent = LatentWeights(*rest[-LATENT_WEIGHTS:])
     if latent.moments_weight is not None:
         sizes += [keys.shape[2], latent.moments_weight.shape[0], keys.shape[2]]
-    return [((steps, rows, size), keys.dtype) for size in sizes]
+    return [((*gates.shape[:2], size), keys.dtype) for size in sizes]
 
 
 @graph_operator(latent_shapes)
@@ -109,8 +70,10 @@ def latent_states(*tensors: Tensor | None) -> list[Tensor]:
 
 class LatentPart:
     """
-    The latent variables in [`~.kernels_rnmt.steps_forward`]: a part of the second GRU's gates. The tensors are `inputs`
-    and `noise` of [`run_latent_steps`], `(steps, batch_size, ..)`, and the [`LatentWeights`].
+    The latent variables in [`~.kernels_rnmt.steps_forward`]: a part of the second GRU's gates. Only the network
+    (posterior or prior) that they are drawn from runs in the loop. `inputs` `(steps, batch_size, g)` are the words' and
+    target words' part of its hidden layer, or without a network the latent variables' part of the gates, `(.., 3 * d)`;
+    `noise` is `(steps, batch_size, l)`. The results are q_j, mean and log-variance side by side, and u_j.
     """
 
     def __init__(self, inputs: Tensor | None, noise: Tensor | None, *weights: Any):

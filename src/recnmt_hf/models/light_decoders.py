@@ -87,12 +87,7 @@ class LinearScan(CustomGradient):
         return total * previous, total, total[:, 0] * decay[:, 0]
 
 
-def scan_shapes(decay: Tensor, values: Tensor, initial: Tensor) -> Any:
-    """Return shape and type of the states of all steps."""
-    return [(values.shape, values.dtype)]
-
-
-@graph_operator(scan_shapes)
+@graph_operator(lambda decay, values, initial: [(values.shape, values.dtype)])
 def linear_scan(decay: Tensor, values: Tensor, initial: Tensor) -> list[Tensor]:
     """Compute [`linear_scan_reference`] by [`LinearScan`], or step by step with `RECNMT_FAST_PATHS=0`."""
     if is_exporting() or not allowed():

@@ -27,8 +27,7 @@ from .modeling_nmt_transformer import (
     NMTTransformerPreTrainedModel,
     build_decoder_attention,
 )
-from .multi_column import MultiColumn
-from .recurrent_layers import MaskedRNN, masked_mean, reversed_order, take
+from .recurrent_layers import MaskedRNN, MultiColumn, masked_mean, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_mask, memory_states
 from .seq2seq_stacks import records_states
@@ -492,18 +491,6 @@ class BiARNTransformerForConditionalGeneration(
 ):
     """
     The Transformer with a recurrence encoder and its output layer: `generate` translates, `labels` train.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf import BiARNTransformerConfig, BiARNTransformerForConditionalGeneration
-    >>> model = BiARNTransformerForConditionalGeneration(BiARNTransformerConfig.from_preset("tiny", vocab_size=100))
-    >>> encoded = model.get_encoder()(torch.tensor([[5, 6, 7, 2]]), output_attentions=True)
-    >>> encoded.recurrence_attentions[0].shape  # batch, directions, heads, steps, words
-    torch.Size([1, 2, 4, 8, 4])
-
-    ```
     """
 
     model_class = BiARNTransformerModel

@@ -110,34 +110,24 @@ class Messages(nn.Module):
         Return the sum of the messages that each word receives over `edges` ([`sum_messages`]), and their gates g
         `(batch_size, source_length, K)`, 0 without an edge. Without `edges`, return the words' messages to themselves.
         """
+        wide = wide_type(states.dtype)
+        gates: Any = None if edges is None else edges.exists.to(wide)
+        own: Any = project(self.proj, states).to(wide) + self.bias if edges is None else None
+        if self.gate_proj is not None and self.gate_bias is not None:
+            logits = self.gate_proj(states)[:, :, 0].to(wide)
+            bias: Tensor = self.gate_bias
+            if edges is None:
+                gates = torch.sigmoid(logits + bias)
+            else:
+                # The sender decides: the dependent itself, or its head.
+                heads = edges.heads.flatten(1)
+                logits = logits[:, :, None] if to_heads else logits.gather(1, heads).view(gates.shape)
+                bias = bias if bias.shape[0] == 1 else bias[edges.relations]
+                gates = torch.sigmoid(logits + bias) * gates
         if edges is None:
-            return self.loop(states), None
-        gates = self.gates(states, edges, to_heads)
+            return own if gates is None else gates[:, :, None] * own, None
         kept = dropout(gates, edge_dropout, self.training)
         return (sum_messages if allowed() else sum_messages_reference)(self, states, edges, kept, to_heads), gates
-
-    def gates(self, states: Tensor, edges: Edges, to_heads: bool) -> Tensor:
-        exists, logits = edges.exists.to(wide_type(states.dtype)), self.gate_logits(states)
-        if logits is None or self.gate_bias is None:
-            return exists
-        # The sender decides: the dependent itself, or its head.
-        heads = edges.heads.flatten(1)
-        logits = logits[:, :, None] if to_heads else logits.gather(1, heads).view(exists.shape)
-        bias = self.gate_bias if self.gate_bias.shape[0] == 1 else self.gate_bias[edges.relations]
-        return torch.sigmoid(logits + bias) * exists
-
-    def loop(self, states: Tensor) -> Tensor:
-        mapped = project(self.proj, states).to(wide_type(states.dtype)) + self.bias
-        logits = self.gate_logits(states)
-        if logits is None or self.gate_bias is None:
-            return mapped
-        return torch.sigmoid(logits + self.gate_bias)[:, :, None] * mapped
-
-    def gate_logits(self, states: Tensor) -> Tensor | None:
-        """Return `w . h_u` `(batch_size, source_length)` in at least float32; `None` without gates."""
-        if self.gate_proj is None:
-            return None
-        return self.gate_proj(states)[:, :, 0].to(wide_type(states.dtype))
 
 
 def sum_messages(messages: Messages, states: Tensor, edges: Edges, gates: Tensor, to_heads: bool) -> Tensor:
@@ -343,26 +333,6 @@ class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditional
             dimension, a token has several heads.
         dependency_relations (`torch.LongTensor` of the same shape, *optional*): Ids of the edges' relations, from 0
             (unknown) to `num_relations - 1`.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf import GCNRNMTConfig, GCNRNMTForConditionalGeneration
-    >>> config = GCNRNMTConfig.from_preset("tiny", vocab_size=100, num_relations=10)
-    >>> model = GCNRNMTForConditionalGeneration(config).eval()
-    >>> source = torch.tensor([[5, 6, 7, 2]])  # the third word is the root, and has the first two as dependents
-    >>> trees = {
-    ...     "dependency_heads": torch.tensor([[2, 2, -1, -1]]),
-    ...     "dependency_relations": torch.tensor([[4, 5, 0, 0]]),
-    ... }
-    >>> outputs = model(source, decoder_input_ids=torch.tensor([[1, 8]]), **trees, output_attentions=True)
-    >>> outputs.cross_attentions[0].shape, outputs.edge_gates[0].shape
-    (torch.Size([1, 1, 2, 4]), torch.Size([1, 2, 4, 1]))
-    >>> model.generate(source, **trees, num_beams=4, max_new_tokens=5).shape[0]
-    1
-
-    ```
     """
 
     model_class = GCNRNMTModel

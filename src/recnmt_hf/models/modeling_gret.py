@@ -318,18 +318,6 @@ class GRETModel(GRETPreTrainedModel, Seq2SeqModelBase):
 class GRETForConditionalGeneration(GRETPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
     """
     The Transformer with a global representation and its output layer: `generate` translates, `labels` train.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf import GRETConfig, GRETForConditionalGeneration
-    >>> model = GRETForConditionalGeneration(GRETConfig.from_preset("tiny", vocab_size=100, num_capsules=8))
-    >>> encoded = model.get_encoder()(torch.tensor([[5, 6, 7, 2]]), output_attentions=True)
-    >>> encoded.global_hidden_state.shape, encoded.routing_weights[0].shape  # batch, capsules, words
-    (torch.Size([1, 128]), torch.Size([1, 8, 4]))
-
-    ```
     """
 
     model_class = GRETModel

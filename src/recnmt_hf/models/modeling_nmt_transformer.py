@@ -172,18 +172,6 @@ class NMTTransformerForConditionalGeneration(
 ):
     """
     The Transformer with its output layer: `generate` translates, `labels` train.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
-    >>> model = NMTTransformerForConditionalGeneration(NMTTransformerConfig.from_preset("tiny", vocab_size=100))
-    >>> source = torch.tensor([[5, 6, 7, 2]])
-    >>> model.generate(source, max_new_tokens=4, num_beams=2).shape[0]
-    1
-
-    ```
     """
 
     model_class = NMTTransformerModel

@@ -57,11 +57,7 @@ class ONLSTMTransformerEncoderOutput(Seq2SeqEncoderOutput):
 # -- ordered neurons (Eqs. 3-9) ----------------------------------------------------------------------------------------
 
 
-def reference_shapes(gates: Tensor, weight: Tensor, chunk_size: int) -> Any:
-    return [((*gates.shape[:2], weight.shape[1]), gates.dtype)]
-
-
-@graph_operator(reference_shapes)
+@graph_operator(lambda gates, weight, chunk_size: [((*gates.shape[:2], weight.shape[1]), gates.dtype)])
 def on_lstm_reference(gates: Tensor, weight: Tensor, *, chunk_size: int) -> list[Tensor]:
     """
     An ON-LSTM step by step, from zero states:
@@ -259,9 +255,10 @@ class StackedRecurrentLayer(RecurrentEncoderLayer):
     """An LSTM or ON-LSTM layer of the encoder, with `rnn_ffn` below a feed-forward block."""
 
     def __init__(self, config: ONLSTMTransformerConfig, kind: str):
-        cell = partial(ONLSTM, config.onlstm_chunk_size) if kind == "onlstm" else kind
         sizes = (config.d_model, config.rnn_hidden_size, config.rnn_bidirectional)
-        super().__init__(cell, *sizes, config.dropout, config.layer_norm_eps, config.normalize_before)
+        super().__init__(
+            config, ONLSTM(config.onlstm_chunk_size, *sizes) if kind == "onlstm" else MaskedRNN(kind, *sizes)
+        )
         self.feed_forward = TransformerSublayers(config, config.encoder_ffn_dim) if config.rnn_ffn else None
         self.distances = MasterGateDistances() if kind == "onlstm" else None
 
@@ -348,19 +345,6 @@ class ONLSTMTransformerForConditionalGeneration(
 ):
     """
     The hybrid of recurrent and self-attention layers with its output layer: `generate` translates, `labels` train.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf import ONLSTMTransformerConfig, ONLSTMTransformerForConditionalGeneration
-    >>> config = ONLSTMTransformerConfig.from_preset("tiny", vocab_size=100)
-    >>> model = ONLSTMTransformerForConditionalGeneration(config)
-    >>> encoded = model.get_encoder()(torch.tensor([[5, 6, 7, 2]]), output_attentions=True)
-    >>> encoded.recurrent_hidden_state.shape, encoded.master_gate_distances[0].shape
-    (torch.Size([1, 4, 128]), torch.Size([1, 4, 2]))
-
-    ```
     """
 
     model_class = ONLSTMTransformerModel
@@ -370,18 +354,6 @@ class ONLSTMTransformerForSequencePairClassification(ONLSTMTransformerPreTrained
     """
     The encoder with a classifier of sentence pairs, for logical inference (section 4.4): attention, LSTM, ON-LSTM and
     hybrid are the presets `logic_attention`, `logic_lstm`, `logic_onlstm` and `logic_hybrid`.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf import ONLSTMTransformerConfig, ONLSTMTransformerForSequencePairClassification
-    >>> config = ONLSTMTransformerConfig.from_preset("logic_hybrid", vocab_size=100)
-    >>> model = ONLSTMTransformerForSequencePairClassification(config)
-    >>> model(torch.tensor([[5, 6, 7]]), pair_input_ids=torch.tensor([[5, 8]])).logits.shape
-    torch.Size([1, 7])
-
-    ```
     """
 
     encoder_class = ONLSTMTransformerEncoder

@@ -8,6 +8,7 @@ In the order of the paper: the relation-network layer (Eqs. 7-10), the encoder w
 """
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .additive_attention import AdditiveAttention
 from .configuration_rnmt import RNMTConfig
-from .decoder_cache import RecurrentStates, read_source_memory, recurrent_layer, spread_over_beams
+from .decoder_cache import read_source_memory, recurrent_layer, spread_over_beams
 from .kernels_cpu_matmuls import fast_linear, project
 from .kernels_rnmt import SLOPE, all_pairs, counted_pairs, run_steps
 from .kernels_shared import allowed, dropout, is_plain, wide_type
@@ -464,10 +465,12 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         if values is None:
             states, weights, contexts = run_steps_reference(self, words, keys, visible, state, token_mask)
             return states, weights, self.readout(states, words, self.readout.context_proj(contexts))
-        states, weights = run_steps(self, words, keys[:, 0], values[:, 0], visible, state, token_mask)
+        width = state.shape[-1]
+        gate_values, readout_values = values[:, 0, :, : 3 * width], values[:, 0, :, 3 * width :]
+        states, weights = run_steps(self, words, keys[:, 0], gate_values, visible, state, token_mask)
         # The read-out of all steps at once, from weights in rows of their source.
         grouped = weights[:, 0].reshape(keys.shape[0], -1, keys.shape[2])
-        contexts = torch.matmul(grouped.to(values.dtype), values[:, 0, :, 3 * state.shape[-1] :])
+        contexts = torch.matmul(grouped.to(values.dtype), readout_values)
         contexts = contexts.view(*words.shape[:2], -1)
         return states, weights, self.readout(states, words, contexts)
 
@@ -534,28 +537,40 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
         cache: Cache | None,
         **kwargs: Any,
     ) -> list[Tensor]:
-        words, (annotations, _, visible) = hidden_states, memories["encoder"]
+        states, features, *_ = self.advance(
+            hidden_states, token_mask, memories["encoder"], cache, self.recurrence.project_memory, cache
+        )
+        return [hidden_states, states, features]
+
+    def advance(
+        self,
+        words: Tensor,
+        token_mask: Tensor | None,
+        memory: Memory,
+        cache: Cache | None,
+        project_memory: Callable[[Tensor], tuple[Tensor, Tensor]],
+        projections: Cache | None,
+        *further: Tensor | None,
+    ) -> tuple[Any, ...]:
+        """
+        Run the recurrence with `further` inputs over new words, from the state in the cache, which stores the new one.
+        The fast path keeps what `project_memory` returns in the cache `projections`. Return states, read-out, and the
+        further results of the recurrence.
+        """
         layer, rows = recurrent_layer(cache), words.shape[0]
-        state = self.previous_state(memories["encoder"], layer, rows)
-        keys, values = annotations, None
+        state = None if layer is None else layer.get_state()
+        if state is None:  # s_0 = tanh(W_init mean_i h_i + b)
+            state = torch.tanh(self.initial_state(masked_mean(memory.states, memory.token_mask)))
+            state = spread_over_beams(state, rows)
+        keys, values, visible = memory.states, None, memory.kernel_mask
         if self.recurrence.is_fast():
-            compute = self.recurrence.project_memory
-            keys, values, visible = read_source_memory("encoder", 0, compute, annotations, visible, cache, rows)
+            keys, values, visible = read_source_memory("encoder", 0, project_memory, keys, visible, projections, rows)
         if token_mask is not None:
             token_mask = token_mask[:, -words.shape[1] :]
-        states, _, features = self.recurrence(words, keys, values, visible, state, token_mask)
+        states, _, *results = self.recurrence(words, keys, values, visible, state, token_mask, *further)
         if layer is not None:
             layer.update_states(state=states)
-        return [words, states, features]
-
-    def previous_state(self, memory: Memory, layer: RecurrentStates | None, rows: int) -> Tensor:
-        """Return the state before the new words, `(rows, d_model)`."""
-        state = layer.get_state() if layer is not None else None
-        if state is not None:
-            return state
-        # s_0 = tanh(W_init mean_i h_i + b)
-        state = torch.tanh(self.initial_state(masked_mean(memory.states, memory.token_mask)))
-        return spread_over_beams(state, rows)
+        return states, *results
 
 
 # -- model -------------------------------------------------------------------------------------------------------------
@@ -571,18 +586,6 @@ class RNMTModel(RNMTPreTrainedModel, Seq2SeqModelBase):
 class RNMTForConditionalGeneration(RNMTPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
     """
     RNNsearch, RNNsearch* or RNMT with its output matrix: `generate` translates, `labels` train.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
-    >>> model = RNMTForConditionalGeneration(RNMTConfig.from_preset("tiny", vocab_size=100)).eval()
-    >>> outputs = model(torch.tensor([[5, 6, 7, 2]]), decoder_input_ids=torch.tensor([[1, 8]]), output_attentions=True)
-    >>> outputs.cross_attentions[0].shape, outputs.relation_scores[0].shape
-    (torch.Size([1, 1, 2, 4]), torch.Size([1, 4, 4]))
-
-    ```
     """
 
     model_class = RNMTModel

@@ -23,12 +23,11 @@ from .configuration_rpe_transformer import RPETransformerConfig
 from .kernels_cpu_matmuls import project
 from .kernels_shared import dropout, graph_operator, is_plain, scan_steps
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
-from .recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentLayer, cell_shapes, cell_step
+from .recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentLayer, carry_shapes, cell_step
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, is_loaded
 from .seq2seq_outputs import Seq2SeqDecoderOutput, Seq2SeqEncoderOutput
 from .seq2seq_stacks import TokenAndPositionInput
-from .simple_recurrent_unit import SimpleRecurrentUnit
 from .transformer_layers import TransformerStack
 
 
@@ -104,11 +103,7 @@ def run_projected_steps(
     return scan_steps(step, carry, gates)
 
 
-def projected_shapes(gates: Tensor, *tensors: Tensor, cell: str) -> Any:
-    return cell_shapes(gates, *tensors[:2], *tensors[4:], cell=cell)
-
-
-@graph_operator(projected_shapes)
+@graph_operator(lambda gates, *tensors, cell: carry_shapes(gates, tensors[4:]))
 def projected_states(gates: Tensor, *tensors: Tensor, cell: str) -> list[Tensor]:
     """Run [`run_projected_steps`] with recurrent weight and bias, those of the projection, and the carry."""
     weight, bias, out_weight, out_bias, *carry = tensors
@@ -116,11 +111,64 @@ def projected_states(gates: Tensor, *tensors: Tensor, cell: str) -> list[Tensor]
     return run_projected_steps(cell, gates, (weight, bias), project_out, carry)
 
 
-def build_cell(config: RPETransformerConfig) -> str | Callable[[int, int], Any]:
-    """Return the cell for [`MaskedRNN`] and [`CachedRecurrence`]."""
-    if config.rpe_recurrence == "projected":
-        return partial(ProjectedRecurrentLayer, config.rpe_cell)
-    return SimpleRecurrentUnit if config.rpe_cell == "sru" else config.rpe_cell
+class SimpleRecurrentUnit(nn.Module):
+    """
+    Lei et al. (2018), "Simple Recurrent Units for Highly Parallelizable Recurrence", Eqs. 1-4, in one direction:
+
+        f_t = sigmoid(W_f x_t + v_f * c_{t-1} + b_f)          c_t = f_t * c_{t-1} + (1 - f_t) * (W x_t)
+        r_t = sigmoid(W_r x_t + v_r * c_{t-1} + b_r)          h_t = r_t * c_t + (1 - r_t) * x_t
+
+    One matmul over all words serves all gates; from step to step only channels are multiplied. If state and input
+    differ in width, a projection replaces the x_t of h_t. The methods are those of
+    [`RecurrentLayer`].
+    """
+
+    # h is the output, c is carried.
+    state_names = ("state", "memory")
+
+    def __init__(self, input_size: int, hidden_size: int):
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.parts = 3 if input_size == hidden_size else 4  # forget gate, reset gate, W x, and x itself
+        self.in_proj = nn.Linear(input_size, self.parts * hidden_size, bias=False)
+        self.gate_weight = nn.Parameter(torch.zeros(2, hidden_size))  # v_f, v_r
+        self.gate_bias = nn.Parameter(torch.zeros(2, hidden_size))  # b_f, b_r
+
+    def initialize(self, start: Initialization) -> None:
+        init.zeros_(self.gate_weight)
+        init.zeros_(self.gate_bias)
+
+    def forward(self, inputs: Tensor, *initial: Tensor | None, with_all: bool = False) -> Any:
+        """Args as for [`RecurrentLayer`]."""
+        states = self.steps(inputs, [state for state in initial if state is not None])
+        return states if with_all else states[0]
+
+    def steps(self, inputs: Tensor, initial: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Return h and c after every word; `initial` are h, which has no effect, and c, zero by default."""
+        forget, reset, value, *rest = self.in_proj(inputs).transpose(0, 1).chunk(self.parts, -1)
+        skipped = rest[0] if rest else inputs.transpose(0, 1)
+        memory = initial[1] if len(initial) > 1 else torch.zeros_like(value[0])
+        gates = torch.cat([forget + self.gate_bias[0], value], dim=-1)
+        memories, previous = unit_memories(gates, memory.to(gates.dtype), self.gate_weight)
+        reset = torch.sigmoid(torch.addcmul(reset + self.gate_bias[1], self.gate_weight[1], previous))
+        states = torch.lerp(skipped.to(memories.dtype), memories, reset)
+        return [states.transpose(0, 1), memories.transpose(0, 1)]
+
+
+@graph_operator(lambda gates, memory, gate_weight: [((gates.shape[0], *memory.shape), gates.dtype)] * 2)
+def unit_memories(gates: Tensor, memory: Tensor, gate_weight: Tensor) -> list[Tensor]:
+    """
+    Return c after and before every word from `gates` `[W_f x + b_f; W x]`, `(length, batch_size, 2 * hidden_size)`, and
+    c before the first one; `v_f` is the first row of `gate_weight`.
+    """
+
+    def step(carry: Sequence[Tensor], row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        score, value = row.chunk(2, -1)
+        forget = torch.sigmoid(torch.addcmul(score, gate_weight[0], carry[0]))
+        memory = torch.lerp(value, carry[0], forget)
+        return [memory], [memory, carry[0]]
+
+    return scan_steps(step, [memory], gates)
 
 
 class RecurrentPositions(nn.Module):
@@ -133,38 +181,28 @@ class RecurrentPositions(nn.Module):
     With `rpe_recurrence="projected"` r_{j-1} replaces s_{j-1}, on both sides ([`ProjectedRecurrentLayer`]).
     """
 
-    build_recurrence: Callable[..., nn.Module]
-
-    def __init__(self, config: RPETransformerConfig):
+    def __init__(self, config: RPETransformerConfig, side: str):
         super().__init__()
-        self.projected = config.rpe_recurrence == "projected"
-        self.recurrence = self.build_recurrence(build_cell(config), config.rpe_dim)
-        self.out_proj = None if self.projected else nn.Linear(config.rpe_dim, config.rpe_dim)
+        width, projected = config.rpe_dim, config.rpe_recurrence == "projected"
+        cell: str | Callable[[int, int], Any] = config.rpe_cell
+        if projected:
+            cell = partial(ProjectedRecurrentLayer, config.rpe_cell)
+        elif config.rpe_cell == "sru":
+            cell = SimpleRecurrentUnit
+        self.continues = side == "decoder"  # from word to word: the cache stores its state
+        if self.continues:
+            self.recurrence: nn.Module = CachedRecurrence(cell, width, width)
+        else:  # two directions of half the width, unless r recurs
+            self.recurrence = MaskedRNN(cell, width, width if projected else width // 2, bidirectional=not projected)
+        self.out_proj = None if projected else nn.Linear(width, width)
 
-    def read_out(self, states: Tensor) -> Tensor:
+    def forward(self, embeddings: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
+        """Map embeddings of new words to R, both `(batch_size, length, rpe_dim)`; the mask includes earlier words."""
+        if self.continues:
+            states = self.recurrence(embeddings, attention_mask, cache)
+        else:
+            states = self.recurrence(embeddings, attention_mask)[0]
         return states if self.out_proj is None else torch.tanh(project(self.out_proj, states))
-
-
-class SourceRecurrentPositions(RecurrentPositions):
-    """R of the source: two directions of half the width, unless r recurs."""
-
-    def build_recurrence(self, cell: str | Callable[[int, int], Any], width: int) -> nn.Module:
-        return MaskedRNN(cell, width, width if self.projected else width // 2, bidirectional=not self.projected)
-
-    def forward(self, embeddings: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
-        """Map embeddings to R, both `(batch_size, source_length, rpe_dim)`."""
-        return self.read_out(self.recurrence(embeddings, attention_mask)[0])
-
-
-class TargetRecurrentPositions(RecurrentPositions):
-    """R of the target, which continues from word to word: the cache stores its state."""
-
-    def build_recurrence(self, cell: str | Callable[[int, int], Any], width: int) -> nn.Module:
-        return CachedRecurrence(cell, width, width)
-
-    def forward(self, embeddings: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
-        """Map new words' embeddings to R `(batch_size, target_length, rpe_dim)`; the mask includes earlier words."""
-        return self.read_out(self.recurrence(embeddings, attention_mask, cache))
 
 
 # -- RPEHead and MPRHead (Eqs. 7-11) -----------------------------------------------------------------------------------
@@ -178,16 +216,16 @@ class RecurrentPositionInput(TokenAndPositionInput):
         RPEHead   T_j = [p_j; r_j]
         MPRHead   M_j = [p_j^1; r_j^1; ..; p_j^H; r_j^H], both cut into H equal slices
 
-    `side` is `"encoder"` or `"decoder"`, and `positions` the class of [`RecurrentPositions`] of that side.
+    `side` is `"encoder"` or `"decoder"`.
     """
 
-    def __init__(self, config: RPETransformerConfig, side: str, positions: type[RecurrentPositions]):
+    def __init__(self, config: RPETransformerConfig, side: str):
         plain = config.d_model - config.rpe_dim
         has_positions = plain > 0 and getattr(config, f"{side}_position_embeddings")
         super().__init__(config, config.position_embedding_type if has_positions else "none", plain)
         self.sizes = (plain, config.rpe_dim)
         self.slices = getattr(config, f"{side}_attention_heads") if config.rpe_type == "mprhead" else 1
-        self.recurrent_positions = positions(config) if config.has_recurrence(side) else None
+        self.recurrent_positions = RecurrentPositions(config, side) if config.has_recurrence(side) else None
 
     def forward(
         self,
@@ -263,13 +301,11 @@ class RPETransformerPreTrainedModel(NMTTransformerPreTrainedModel):
 
 
 class RecurrentPositionStack(RPETransformerPreTrainedModel, TransformerStack):
-    """A stack whose input is split, with `positions`, the class of [`RecurrentPositions`] of its side."""
-
-    positions: type[RecurrentPositions]
+    """A stack whose input is split."""
 
     def build_input(self, config: RPETransformerConfig) -> nn.Module:
         if config.splits_input(self.side):
-            return RecurrentPositionInput(config, self.side, self.positions)
+            return RecurrentPositionInput(config, self.side)
         return super().build_input(config)
 
     def build_layer(self, config: Any, index: int) -> nn.Module:
@@ -283,10 +319,9 @@ class RPETransformerEncoder(RecurrentPositionStack, NMTTransformerEncoder):
     """Transformer encoder with recurrent positional embeddings; usable alone through `get_encoder()`."""
 
     output_class = RPETransformerEncoderOutput
-    positions = SourceRecurrentPositions
     _can_record_outputs = {
         **NMTTransformerEncoder._can_record_outputs,
-        "source_recurrent_positions": OutputRecorder(SourceRecurrentPositions),
+        "source_recurrent_positions": OutputRecorder(RecurrentPositions),
     }
 
     def __init__(self, config: RPETransformerConfig):
@@ -299,10 +334,9 @@ class RPETransformerDecoder(RecurrentPositionStack, NMTTransformerDecoder):
     """Transformer decoder with recurrent positional embeddings; each new word costs one step of the recurrence."""
 
     output_class = RPETransformerDecoderOutput
-    positions = TargetRecurrentPositions
     _can_record_outputs = {
         **NMTTransformerDecoder._can_record_outputs,
-        "target_recurrent_positions": OutputRecorder(TargetRecurrentPositions),
+        "target_recurrent_positions": OutputRecorder(RecurrentPositions),
     }
 
 
@@ -318,18 +352,6 @@ class RPETransformerForConditionalGeneration(
 ):
     """
     The Transformer with recurrent positional embeddings and its output layer: `generate` translates, `labels` train.
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf import RPETransformerConfig, RPETransformerForConditionalGeneration
-    >>> model = RPETransformerForConditionalGeneration(RPETransformerConfig.from_preset("tiny", vocab_size=100))
-    >>> encoded = model.get_encoder()(torch.tensor([[5, 6, 7, 2]]), output_attentions=True)
-    >>> encoded.source_recurrent_positions[0].shape  # batch, words, half of the channels
-    torch.Size([1, 4, 64])
-
-    ```
     """
 
     model_class = RPETransformerModel

@@ -28,11 +28,11 @@ from transformers.cache_utils import Cache
 from transformers.utils import can_return_tuple, logging
 
 from .configuration_vrnmt import VRNMTConfig
-from .decoder_cache import cached_vector, read_source_memory, recurrent_layer, spread_over_beams
+from .decoder_cache import cached_vector, spread_over_beams
 from .kernels_cpu_matmuls import fast_linear, project
-from .kernels_rnmt import gru_step
+from .kernels_rnmt import gru_step, run_steps
 from .kernels_shared import is_plain, wide_type
-from .kernels_vrnmt import clamped, draw, run_latent_steps
+from .kernels_vrnmt import LatentPart, LatentWeights, clamped, draw, latent_states
 from .modeling_rnmt import DecoderRecurrence, RNMTDecoder, RNMTEncoder, RNMTPreTrainedModel
 from .recurrent_layers import MaskedRNN, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
@@ -166,7 +166,7 @@ class VRNMTRecurrence(DecoderRecurrence):
     The decoder's recurrence with attention and latent variables. The second GRU's input matrix is that of RNMT, with
     the additional columns of u_j in `latent_gates`, so that a baseline's parameters keep their names and shapes.
 
-    The steps run as [`run_latent_steps`] on projected annotations, or as [`run_steps_reference`] with
+    The steps run as [`run_steps`] with [`LatentPart`] on projected annotations, or as [`run_steps_reference`] with
     `RECNMT_FAST_PATHS=0` and where parameters are not plain (adapters, quantization).
     """
 
@@ -229,54 +229,42 @@ class VRNMTRecurrence(DecoderRecurrence):
         are latent variables known before the steps, `(batch_size, target_length or 1, latent_size)`. Return also the KL
         divergence of each step, `(batch_size, target_length)`, where there are target words.
         """
-        rest = visible, state, token_mask, targets, noise, given
         if values is None:
+            rest = visible, state, token_mask, targets, noise, given
             states, weights, contexts, latents, kl = run_steps_reference(self, words, keys, *rest)
-            features = self.readout.context_proj(contexts)
-        else:
-            states, weights, features, latents, kl = self.run_fast(words, keys, values, *rest)
-        if self.latent_readout is not None:
-            features = features + project(self.latent_readout, latents)
-        return states, weights, self.readout(states, words, features), kl
-
-    def run_fast(
-        self,
-        words: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        visible: Tensor | None,
-        state: Tensor,
-        token_mask: Tensor | None,
-        targets: Tensor | None,
-        noise: Tensor | None,
-        given: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Any, Tensor | None]:
-        """Compute what [`run_steps_reference`] does, with `W_c a_j` of the read-out in place of the contexts."""
-        latents, network = None, None
+            return states, weights, self.read_out(states, words, self.readout.context_proj(contexts), latents), kl
+        network, keys, values = self.prior if targets is None else self.posterior, keys[:, 0], values[:, 0]
+        start, dtype = 3 * state.shape[-1], self.context_cell.weight_hh.dtype
         if given is not None:
-            noise, latents = None, torch.tanh(project(self.latent, given))
+            network, noise, latents = None, None, torch.tanh(project(self.latent, given))
             inputs = project(self.latent_gates, latents).expand(-1, words.shape[1], -1)
         else:
-            network = self.prior if targets is None else self.posterior
             inputs = self.word_part(network, words, targets)
-        states, attention, *results = run_latent_steps(
-            self, words, keys[:, 0], values[:, 0], visible, state, token_mask, network, inputs, noise
-        )
-        if network is not None:
-            queries, moments, latents = results
+            start += inputs.shape[-1]
+        of_steps = (None if part is None else part.transpose(0, 1).to(dtype) for part in (inputs, noise))
+        latent = *of_steps, *LatentWeights.of(self, network, draws=noise is not None)
+        sources = keys, values[..., :start], visible, state, token_mask
+        states, attention, *results = run_steps(self, words, *sources, *latent, further=LatentPart, run=latent_states)
         # What is read from the annotations after the steps, from weights in rows of their source.
-        start = 3 * state.shape[-1] + (0 if network is None else inputs.shape[-1])
-        grouped = attention[:, 0].reshape(keys.shape[0], -1, keys.shape[2])
-        reads = torch.matmul(grouped.to(values.dtype), values[:, 0, :, start:]).view(*words.shape[:2], -1)
-        kl = None
-        if targets is not None and network is not None:
+        grouped = attention[:, 0].reshape(keys.shape[0], -1, keys.shape[1])
+        reads = torch.matmul(grouped.to(values.dtype), values[..., start:]).view(*words.shape[:2], -1)
+        features, kl = reads[..., : self.readout.size], None
+        if given is None:
+            queries, moments, latents = results
+        if targets is not None and given is None:
             prior = None
             if self.prior is not None:
                 hidden = fast_linear(queries, self.columns(self.prior)[0]) + self.word_part(self.prior, words)
                 prior = self.prior.moments(torch.tanh(hidden + reads[..., self.readout.size :]))
             mean, log_variance = moments.chunk(2, dim=-1)
             kl = gaussian_kl((mean, clamped(log_variance)), prior)
-        return states, attention, reads[..., : self.readout.size], latents, kl
+        return states, attention, self.read_out(states, words, features, latents), kl
+
+    def read_out(self, states: Tensor, words: Tensor, contexts: Tensor, latents: Tensor) -> Tensor:
+        """Return the read-out from `W_c a_j` and u_j."""
+        if self.latent_readout is not None:
+            contexts = contexts + project(self.latent_readout, latents)
+        return self.readout(states, words, contexts)
 
     def word_part(self, network: Any, words: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return the words' part of a network's hidden layer, `(batch_size, target_length, latent_hidden_size)`."""
@@ -370,14 +358,13 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
     ) -> list[Tensor]:
         """Run the recurrence; append the KL divergences to `kl_terms` if there are target words."""
         words, memory, targets, real = hidden_states, memories["encoder"], None, None
-        rows = words.shape[0]
-        layer = recurrent_layer(cache)
-        state = self.previous_state(memory, layer, rows)
         if target_ids is not None:
             real = target_ids != IGNORE_INDEX
             targets = self.embeddings(target_ids.masked_fill(~real, self.config.pad_token_id or 0), None)
             targets = self.embed_input(targets)
-            words = self.drop_words(words)
+            if self.config.latent_word_dropout:
+                kept = torch.rand(words.shape[:2], device=words.device) >= self.config.latent_word_dropout
+                words = words * kept[:, :, None].to(words.dtype)
         elif self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             logger.warning_once(
                 "Training without labels, so without posterior and KL divergence. With Seq2SeqTrainer, set "
@@ -385,29 +372,12 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
             )
         noise = self.draw_noise(words, targets is not None)
         given = self.given_latents(words, memory, targets, real, noise, cache, kl_terms)
-        keys, values, visible = memory.states, None, memory.kernel_mask
-        if self.recurrence.is_fast():
-            compute = functools.partial(self.recurrence.project_latent_memory, targets is not None)
-            stored = cache if targets is None else None
-            keys, values, visible = read_source_memory("encoder", 0, compute, memory.states, visible, stored, rows)
-        if token_mask is not None:
-            token_mask = token_mask[:, -words.shape[1] :]
-        states, _, features, terms = self.recurrence(
-            words, keys, values, visible, state, token_mask, targets, noise, given
-        )
+        compute = functools.partial(self.recurrence.project_latent_memory, targets is not None)
+        stored = cache if targets is None else None
+        states, features, terms = self.advance(words, token_mask, memory, cache, compute, stored, targets, noise, given)
         if terms is not None and real is not None:
             kl_terms.append(terms.masked_fill(~real, 0.0))
-        if layer is not None:
-            layer.update_states(state=states)
         return [words, states, features]
-
-    def drop_words(self, words: Tensor) -> Tensor:
-        """Replace a share of the input words `(batch_size, target_length, d_model)` by zeros."""
-        share = self.config.latent_word_dropout
-        if share == 0:
-            return words
-        kept = torch.rand(words.shape[:2], device=words.device) >= share
-        return words * kept[:, :, None].to(words.dtype)
 
     def draw_noise(self, words: Tensor, has_targets: bool) -> Tensor | None:
         """
@@ -469,18 +439,6 @@ class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGene
     """
     VRNMT or VNMT with its output matrix: `generate` translates, `labels` train. In training the loss includes the KL
     divergence, whose weight rises during the first `kl_annealing_steps` if the trainer calls [`set_training_step`].
-
-    Example:
-
-    ```python
-    >>> import torch
-    >>> from recnmt_hf import VRNMTConfig, VRNMTForConditionalGeneration
-    >>> model = VRNMTForConditionalGeneration(VRNMTConfig.from_preset("tiny", vocab_size=100)).train()
-    >>> outputs = model(torch.tensor([[5, 6, 7, 2]]), labels=torch.tensor([[8, 9, 2]]))
-    >>> outputs.kl.shape, outputs.kl_terms.shape
-    (torch.Size([]), torch.Size([1, 3]))
-
-    ```
     """
 
     model_class = VRNMTModel

@@ -3,11 +3,11 @@
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -95,12 +95,7 @@ class RecurrentLayer(nn.Module):
         return cell_states(gates, self.weight_hh_l0, self.bias_hh_l0, *carry, cell=self.cell)
 
 
-def layer_shapes(inputs: Tensor, state: Tensor, *rest: Tensor, **settings: Any) -> Any:
-    """Return shape and type of the output of a layer."""
-    return [((*inputs.shape[:2], state.shape[-1]), state.dtype)]
-
-
-@graph_operator(layer_shapes)
+@graph_operator(lambda inputs, state, *rest, **settings: [((*inputs.shape[:2], state.shape[-1]), state.dtype)])
 def layer_states(inputs: Tensor, state: Tensor, *weights: Tensor, cell: str, training: bool) -> list[Tensor]:
     """Run a [`RecurrentLayer`] by torch's kernel from `state` `(batch_size, hidden_size)` and its parameters."""
     state = state[None].contiguous()
@@ -128,12 +123,12 @@ def cell_step(cell: str, carry: Sequence[Tensor], gate: Tensor, weight: Tensor, 
     return [torch.sigmoid(out) * torch.tanh(memory), memory]
 
 
-def cell_shapes(gates: Tensor, weight: Tensor, bias: Tensor, *carry: Tensor, cell: str) -> Any:
-    """Return shapes and types of the states of all steps."""
+def carry_shapes(gates: Tensor, carry: Sequence[Tensor]) -> Any:
+    """Return shapes and types of the carry after all steps."""
     return [((gates.shape[0], *state.shape), torch.promote_types(gates.dtype, state.dtype)) for state in carry]
 
 
-@graph_operator(cell_shapes)
+@graph_operator(lambda gates, weight, bias, *carry, cell: carry_shapes(gates, carry))
 def cell_states(gates: Tensor, weight: Tensor, bias: Tensor, *carry: Tensor, cell: str) -> list[Tensor]:
     """Return the carry of [`cell_step`] after each step, `(length, batch_size, hidden_size)`."""
 
@@ -293,26 +288,15 @@ class CachedRecurrence(nn.Module):
 class RecurrentEncoderLayer(GradientCheckpointingLayer):
     """
     A recurrent layer with the residual and norm of the Transformer: `LN(x + Drop(W_p [forward(x); backward(x)] +
-    b_p))`, or pre-norm `x + Drop(W_p [..](LN(x)) + b_p)`. `cell` is a name as in [`MaskedRNN`], or a callable that
-    makes a module like it from `d_model`, `hidden_size` and `bidirectional`.
+    b_p))`, or pre-norm `x + Drop(W_p [..](LN(x)) + b_p)`; `rnn` is a [`MaskedRNN`].
     """
 
-    def __init__(
-        self,
-        cell: str | Callable[[int, int, bool], Any],
-        d_model: int,
-        hidden_size: int,
-        bidirectional: bool,
-        dropout: float,
-        layer_norm_eps: float,
-        normalize_before: bool,
-    ):
+    def __init__(self, config: PreTrainedConfig, rnn: MaskedRNN):
         super().__init__()
-        self.dropout, self.normalize_before = dropout, normalize_before
-        build: Any = partial(MaskedRNN, cell) if isinstance(cell, str) else cell
-        self.rnn = build(d_model, hidden_size, bidirectional)
-        self.out_proj = nn.Linear((1 + bidirectional) * hidden_size, d_model)
-        self.rnn_layer_norm = nn.LayerNorm(d_model, eps=layer_norm_eps)
+        self.dropout, self.normalize_before = config.dropout, config.normalize_before
+        self.rnn = rnn
+        self.out_proj = nn.Linear((1 if rnn.backward_rnn is None else 2) * rnn.hidden_size, config.d_model)
+        self.rnn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(
         self, hidden_states: Tensor, kernel_mask: Tensor | None = None, token_mask: Tensor | None = None, **kwargs: Any
@@ -322,3 +306,29 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
         outputs = dropout(project(self.out_proj, self.rnn(inputs, token_mask)[0]), self.dropout, self.training)
         outputs = hidden_states + outputs
         return outputs if self.normalize_before else self.rnn_layer_norm(outputs)
+
+
+class MultiColumn(nn.Module):
+    """
+    The multi-column encoder of Chen et al. (2018), "The Best of Both Worlds", with which BiARN is compared (table 4): a
+    column of bidirectional recurrent layers on the word embeddings, merged with the states of another encoder.
+    """
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__()
+        width = config.d_model
+        self.layers = nn.ModuleList()
+        for _ in range(config.multi_column_rnn_layers):
+            rnn = MaskedRNN(config.recurrence_cell, width, width, bidirectional=True)
+            self.layers.append(RecurrentEncoderLayer(config, rnn))
+        self.layer_norm = nn.LayerNorm(width, eps=config.layer_norm_eps) if config.normalize_before else None
+        self.merge = nn.Linear(2 * width, width) if config.multi_column_merge == "concat" else None
+
+    def forward(self, words: Tensor, encoded: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Merge word embeddings and the other encoder's states, both `(batch_size, source_length, d_model)`."""
+        states = words
+        for layer in self.layers:
+            states = layer(states, token_mask=attention_mask)
+        if self.layer_norm is not None:
+            states = self.layer_norm(states)
+        return encoded + states if self.merge is None else self.merge(torch.cat([encoded, states], dim=-1))

@@ -1,12 +1,12 @@
 """Initialization, tied weights, saving and warm start of all models."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, utils
@@ -291,12 +291,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
 
 def read_safetensors(folder: str | Path) -> dict[str, Tensor]:
     """Read all tensors of a local folder's or a Hub model's safetensors files."""
-    if Path(folder).is_dir():
-        files = sorted(Path(folder).glob("*.safetensors"))
-    else:
-        place, names = str(folder), [utils.SAFE_WEIGHTS_NAME]
-        if not utils.has_file(place, names[0]) and utils.has_file(place, utils.SAFE_WEIGHTS_INDEX_NAME):
-            index = Path(str(utils.cached_file(place, utils.SAFE_WEIGHTS_INDEX_NAME)))
-            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        files = [Path(str(utils.cached_file(place, name))) for name in names]
+    if not Path(folder).is_dir():
+        folder = snapshot_download(str(folder), allow_patterns="*.safetensors")
+    files = sorted(Path(folder).glob("*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}

@@ -42,11 +42,6 @@ def sinusoid_table(num_positions: int, dim: int, kind: str, dtype: torch.dtype =
     return table.to(dtype)
 
 
-def positions_from_mask(attention_mask: Tensor) -> Tensor:
-    """Count real tokens only: 0 for the first token of a token mask `(batch_size, length)`, 1 keeps."""
-    return (attention_mask.long().cumsum(dim=-1) - 1).clamp_(min=0)
-
-
 class SinusoidalPositionEmbedding(nn.Module):
     """Fixed sinusoids, looked up by position. The table is a buffer outside the state dict."""
 
@@ -112,15 +107,6 @@ def check_length(length: int, limit: int) -> None:
         )
 
 
-def build_position_embedding(kind: str, num_positions: int, dim: int) -> nn.Module | None:
-    """Return the module for a `position_embedding_type`; `None` for `"none"`."""
-    if kind == "none":
-        return None
-    if kind == "learned":
-        return LearnedPositionEmbedding(num_positions, dim)
-    return SinusoidalPositionEmbedding(num_positions, dim, kind)
-
-
 class TokenAndPositionInput(nn.Module):
     """
     Adds positions of the type `position_kind` and width `channels` to embeddings, with dropout (Vaswani et al., 2017,
@@ -132,7 +118,11 @@ class TokenAndPositionInput(nn.Module):
         self.max_positions = config.max_position_embeddings
         self.dropout = config.dropout
         channels = config.d_model if channels is None else channels
-        self.embed_positions = build_position_embedding(position_kind, self.max_positions, channels)
+        self.embed_positions: nn.Module | None = None
+        if position_kind == "learned":
+            self.embed_positions = LearnedPositionEmbedding(self.max_positions, channels)
+        elif position_kind != "none":
+            self.embed_positions = SinusoidalPositionEmbedding(self.max_positions, channels, position_kind)
 
     def forward(
         self,
@@ -156,7 +146,7 @@ class TokenAndPositionInput(nn.Module):
         length, position_ids = embeddings.shape[1], None
         if attention_mask is not None and attention_mask.dim() == 2:
             check_length(attention_mask.shape[1], self.max_positions)
-            position_ids = positions_from_mask(attention_mask)[:, -length:]
+            position_ids = (attention_mask.long().cumsum(dim=-1) - 1).clamp_(min=0)[:, -length:]
         return embeddings + self.embed_positions(length, offset, position_ids).to(embeddings.dtype)
 
 
@@ -365,8 +355,8 @@ class Seq2SeqDecoder(Seq2SeqStack):
     def prepare_cache(self, cache: Cache | None, use_cache: bool | None) -> Cache | None:
         """Return the cache, created if none is given; cross-attention layers store one row per source."""
         if cache is None and use_cache:
-            config = self.config.get_text_config(decoder=True)
-            cache = EncoderDecoderCache(DynamicCache(config=config), SourceMemoryCache(self.config.decoder_layers))
+            own = DynamicCache(config=self.config.get_text_config(decoder=True))
+            cache = EncoderDecoderCache(own, SourceMemoryCache(self.config.decoder_layers))
         complete_cache(cache, self.config.cache_layer_types(), self.config.decoder_layers)
         return cache
 
