@@ -6,6 +6,8 @@ from .configuration_seq2seq import Seq2SeqConfig
 class GRUToyConfig(Seq2SeqConfig):
     model_type = "gru_toy"
 
+    normalize_before: bool = False
+    layer_norm_eps: float = 1e-5
     decoder_layers: int = 1
     decoder_attention_heads: int = 4
 

@@ -10,7 +10,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .attention import MultiHeadAttention
 from .configuration_gru_toy import GRUToyConfig
 from .decoder_cache import spread_over_beams
-from .recurrent_layers import CachedRecurrence, RecurrentEncoderLayer, masked_mean
+from .recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentEncoderLayer, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Seq2SeqPreTrainedModel
 from .seq2seq_outputs import Seq2SeqEncoderOutput, memory_states
@@ -33,8 +33,8 @@ class GRUToyEncoder(GRUToyPreTrainedModel, Seq2SeqEncoder):
     def __init__(self, config):
         super().__init__(config)
         width = config.d_model
-        layer = RecurrentEncoderLayer("gru", width, width // 2, True, config.dropout, 1e-5, normalize_before=False)
-        self.layers = nn.ModuleList([layer])
+        rnn = MaskedRNN("gru", width, width // 2, bidirectional=True)
+        self.layers = nn.ModuleList([RecurrentEncoderLayer(config, rnn)])
         self.summarize = nn.Linear(width, 3 * width)
         self.post_init()
 
