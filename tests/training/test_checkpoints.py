@@ -1,186 +1,302 @@
-"""Checkpoints: incomplete ones are skipped; averages of several."""
+"""Checkpoints: manifests, faults of damaged ones, choice and rotation, and averages of several."""
 
+import hashlib
 import json
 import shutil
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from user_errors import rejects
 
 from recnmt_hf.commands.main import main
+from recnmt_hf.training import checkpoints
 from recnmt_hf.training.checkpoints import (
     MANIFEST,
     average_checkpoints,
     checkpoints_in,
     choose_checkpoints,
+    discard,
+    faults_of,
     is_complete,
     mark_complete,
+    metric_of_steps,
     newest_checkpoint,
+    newest_intact_checkpoint,
+    rotate,
 )
 
 
-def make(run, step, value=None, bleu=None, metric="eval_bleu"):
-    folder = run / f"checkpoint-{step}"
-    folder.mkdir(parents=True)
-    value = float(step) if value is None else value
-    save_file({"a": torch.full((3,), value), "n": torch.tensor([step])}, folder / "model.safetensors")
-    (folder / "config.json").write_text("{}")
-    history = [{"step": s, metric: float(b)} for s, b in (bleu or {}).items()]
-    (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"weights",
+    "optimizer.pt": b"moments",
+    "target_tokenizer/tokenizer.json": b"words",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A complete checkpoint."""
+    folder = tmp_path / "checkpoint-10"
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
     mark_complete(folder)
     return folder
 
 
-def test_incomplete_checkpoints_are_ignored(tmp_path):
-    folders = [make(tmp_path, step) for step in (10, 20, 30)]
-    assert newest_checkpoint(tmp_path) == folders[2]
-    (folders[2] / MANIFEST).unlink()  # writing was cut off before the end
-    assert newest_checkpoint(tmp_path) == folders[1]
-    weights = folders[1] / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])  # a copy was cut off
-    assert newest_checkpoint(tmp_path) == folders[0]
-    (folders[0] / "config.json").unlink()
-    assert newest_checkpoint(tmp_path) is None
-    (folders[0] / MANIFEST).write_text("{")
-    assert not is_complete(folders[0])
+def manifest_of(folder):
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+
+
+def weights(folder, **tensors):
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def run_of(run, values, best=None, metric="eval_bleu"):
+    """A run with a complete checkpoint for each step, and the validation values of all of them in the newest's log."""
+    for step in values:
+        folder = weights(run / f"checkpoint-{step}", a=torch.full((3,), float(step)), n=torch.tensor([step]))
+        (folder / "config.json").write_text("{}")
+        log = [{"step": other, metric: value} for other, value in values.items() if value is not None]
+        state = {"log_history": [{"step": 1, "loss": 5.0}, *log], "best_model_checkpoint": best}
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+        mark_complete(folder)
+    return run
+
+
+def steps_in(run):
+    return [step for step, _ in checkpoints_in(run)]
+
+
+# -- one folder --------------------------------------------------------------------------------------------------------
+
+
+def test_manifest_holds_sizes_and_sums_of_all_files(folder):
+    (folder / "left.partial").write_text("of a run that was killed")
+    mark_complete(folder)  # once more: the manifest does not list itself
+    assert manifest_of(folder) == {
+        "files": {name: len(content) for name, content in FILES.items()},
+        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()},
+    }
+    assert sorted(path.name for path in folder.glob("complete*")) == [MANIFEST]
+
+
+def test_each_fault_is_named(folder):
+    assert faults_of(folder) == []
+    (folder / "config.json").unlink()
+    (folder / "model.safetensors").write_bytes(b"weight")
+    (folder / "optimizer.pt").write_bytes(b"Moments")
+    (folder / "target_tokenizer/tokenizer.json").write_bytes(b"Words")
+    faults = [
+        "config.json is missing",
+        "model.safetensors has 6 bytes, not 7",
+        "optimizer.pt has changed since it was saved",
+        "target_tokenizer/tokenizer.json has changed since it was saved",
+    ]
+    assert faults_of(folder) == faults
+    assert faults_of(folder, contents=False) == faults[:2]
+    assert faults_of(folder, training_state=False) == [faults[0], faults[1], faults[3]]
+
+
+def test_manifests_of_earlier_versions(folder):
+    """They have no sums, and may list what was left over of writing the manifest itself."""
+    manifest = {"files": {"complete.json.partial": 5, **manifest_of(folder)["files"]}}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (folder / "optimizer.pt").write_bytes(b"Moments")
+    assert faults_of(folder) == []
+    (folder / "optimizer.pt").write_bytes(b"")
+    assert faults_of(folder) == ["optimizer.pt has 0 bytes, not 7"]
+
+
+def test_a_card_is_no_part_of_the_manifest(folder):
+    """Not even of one by an earlier version, which lists it."""
+    (folder / "README.md").write_text("a card")
+    mark_complete(folder)
+    assert "README.md" not in manifest_of(folder)["files"]
+    listed = {name: {**values, "README.md": 6} for name, values in manifest_of(folder).items()}
+    (folder / MANIFEST).write_text(json.dumps(listed))
+    (folder / "README.md").write_text("another card")
+    assert faults_of(folder) == [] and is_complete(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"files": 3}'])
+def test_an_unreadable_manifest_is_a_fault(folder, text):
+    (folder / MANIFEST).write_text(text)
+    (fault,) = faults_of(folder)
+    assert fault.startswith("complete.json cannot be read (") and not is_complete(folder)
+
+
+# -- the folders of a run ----------------------------------------------------------------------------------------------
+
+
+def test_the_newest_intact_checkpoint(tmp_path):
+    """Damaged ones are reported, incomplete ones skipped; if all are damaged, the error names them."""
+    run = run_of(tmp_path / "run", {9: 1.0, 10: 2.0, 11: 3.0, 12: 4.0})
+    reports = []
+    assert newest_intact_checkpoint(run, reports.append) == run / "checkpoint-12" and reports == []
+    (run / "checkpoint-12" / MANIFEST).unlink()  # its saving was cut off, which is no damage
+    (run / "checkpoint-11" / "config.json").write_text("[]")
+    (run / "checkpoint-10" / "config.json").write_text("{ }")
+    assert newest_checkpoint(run) == run / "checkpoint-11", "only sizes are compared"
+    assert newest_intact_checkpoint(run, reports.append) == run / "checkpoint-9"
+    assert [text.split(": ")[1].split(". ")[0] for text in reports] == [
+        "config.json has changed since it was saved",
+        "config.json has 3 bytes, not 2",
+    ]
+    (run / "checkpoint-9" / "config.json").unlink()
+    with rejects(*(f"checkpoint-{step} is damaged" for step in (9, 10, 11)), field=str(run)):
+        newest_intact_checkpoint(run)
+    shutil.rmtree(run)
+    assert newest_intact_checkpoint(run) is None
+
+
+def test_choice_of_last_and_best(tmp_path):
+    """Of equally good checkpoints the newer ones are chosen."""
+    run = run_of(tmp_path / "run", {10: 1.0, 20: 9.0, 30: 5.0, 40: 9.0, 100: None})
+
+    def steps(*arguments):
+        return [int(folder.name.split("-")[1]) for folder in choose_checkpoints(run, *arguments)]
+
+    assert metric_of_steps(run, "eval_bleu") == {10: 1.0, 20: 9.0, 30: 5.0, 40: 9.0}
+    assert steps(2) == [40, 100] and steps(9) == [10, 20, 30, 40, 100]
+    assert steps(3, "best") == [40, 20, 30]
+    assert steps(1, "best", "eval_bleu", False) == [10]
+    with rejects(field=str(run)):
+        steps(1, "best", "eval_chrf")
+    with rejects(field=str(tmp_path / "nowhere")):
+        choose_checkpoints(tmp_path / "nowhere", 1)
+    loss = run_of(tmp_path / "loss", {10: 3.0, 20: 1.0, 30: 2.0}, metric="eval_loss")
+    assert [folder.name for folder in choose_checkpoints(loss, 2, "best", "eval_loss")] == [
+        "checkpoint-20",
+        "checkpoint-30",
+    ]
+
+
+@pytest.mark.parametrize(
+    "last, best, metric, greater, left",
+    [
+        (2, 0, "eval_bleu", True, [40, 50]),
+        (2, 1, None, True, [40, 50]),
+        (0, 0, "eval_bleu", True, [50]),
+        (1, 2, "eval_bleu", True, [20, 30, 50]),
+        (1, 2, "bleu", False, [10, 40, 50]),
+        (1, 2, "chrf", True, [50]),
+        (9, 9, "bleu", True, [10, 20, 30, 40, 50]),
+    ],
+)
+def test_rotation_keeps_the_newest_and_the_best(tmp_path, last, best, metric, greater, left):
+    run = run_of(tmp_path / "run", {10: 1.0, 20: 9.0, 30: 8.0, 40: 2.0, 50: 5.0})
+    rotate(str(run), last, best, metric, greater)
+    assert steps_in(run) == left
+
+
+def test_rotation_keeps_the_best_checkpoint_of_the_trainer(tmp_path):
+    run = run_of(tmp_path / "run", {10: 1.0, 20: 9.0, 30: None}, best="/where/the/run/was/before/checkpoint-10")
+    discard(run / "checkpoint-20")  # values of steps whose checkpoints are gone do not count
+    rotate(run, 1, 0, None, True)
+    assert steps_in(run) == [10, 30]
+
+
+# -- averages ----------------------------------------------------------------------------------------------------------
 
 
 def test_average_is_the_mean_and_copies_other_files(tmp_path):
-    folders = [make(tmp_path / "run", step) for step in (1, 2, 6)]
-    out = average_checkpoints(folders, tmp_path / "mean")
+    run = run_of(tmp_path / "run", {1: None, 2: None, 6: None})
+    out = average_checkpoints([folder for _, folder in checkpoints_in(run)], tmp_path / "not" / "there" / "yet")
     tensors = load_file(out / "model.safetensors")
     assert tensors["a"].tolist() == [3.0] * 3 and tensors["n"].item() == 6
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    with safe_open(out / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}, "as transformers writes weights"
 
 
 def test_average_has_its_own_card_and_copies_tokenizer_files(tmp_path, tiny_folder):
     """The evidence of an averaged model does not describe the mean."""
     shutil.copytree(tiny_folder, tmp_path / "one")
-    for name in ("README.md", "evidence.json", "source.spm"):
+    others = ("trainer_state.json", "model.safetensors.index.json", "scheduler.pt", "notes.md")
+    for name in ("README.md", "evidence.json", "source.spm", *others):
         (tmp_path / "one" / name).write_text("38.2 BLEU")
     (tmp_path / "one/translations").mkdir()
-    out = average_checkpoints([tmp_path / "one", tiny_folder], tmp_path / "mean")
-    assert not (out / "evidence.json").exists()
-    out = average_checkpoints([tiny_folder, tmp_path / "one"], tmp_path / "other")
-    assert not (out / "evidence.json").exists() and not (out / "translations").exists()
-    assert (out / "source.spm").read_text() == "38.2 BLEU"
+    (tmp_path / "one/target_tokenizer").mkdir()
+    out = average_checkpoints([tiny_folder, tmp_path / "one"], tmp_path / "mean")
+    copied = {path.name for path in out.iterdir()}
+    assert {"source.spm", "target_tokenizer"} <= copied and not copied & {"evidence.json", "translations", *others}
     assert "nmt_transformer" in (out / "README.md").read_text()
     assert "38.2" not in (out / "README.md").read_text()
 
 
-def test_half_precision_is_averaged_in_float32(tmp_path):
-    """Added up in bfloat16, whose steps above 1 are 1/128, the small values would be lost one after the other."""
-    folders = []
-    for i, value in enumerate([1.0] + [2.0**-8] * 7):
-        folder = tmp_path / f"checkpoint-{i}"
-        folder.mkdir()
-        save_file({"a": torch.full((1,), value, dtype=torch.bfloat16)}, folder / "model.safetensors")
-        folders.append(folder)
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        # Added up in bfloat16, whose steps above 1 are 1/128, the small values would be lost one after the other.
+        ([1.0] + [2.0**-8] * 7, torch.bfloat16, (1 + 7 / 256) / 8),
+        # Not in double precision, of which a large model would need twice the memory.
+        ([2.0**24, 1.0, 1.0], torch.float32, torch.tensor(2.0**24).div(3).item()),
+        ([1.0, 1.0 + 1e-12, 1.0 + 2e-12], torch.float64, 1.0 + 1e-12),
+    ],
+)
+def test_precision_of_the_mean(tmp_path, values, dtype, expected):
+    folders = [weights(tmp_path / str(i), a=torch.tensor([value], dtype=dtype)) for i, value in enumerate(values)]
     mean = load_file(average_checkpoints(folders, tmp_path / "mean") / "model.safetensors")["a"]
-    assert mean.dtype == torch.bfloat16
-    exact = torch.tensor((1 + 7 / 256) / 8, dtype=torch.bfloat16)
-    assert mean.item() == exact.item() != 1 / 8
-
-
-def test_choice_of_last_and_best(tmp_path):
-    bleu = {10: 1.0, 20: 9.0, 30: 5.0, 40: 9.0}
-    for step in bleu:
-        make(tmp_path, step, bleu=bleu)
-
-    def steps(*arguments):
-        return [int(folder.name.split("-")[1]) for folder in choose_checkpoints(tmp_path, *arguments)]
-
-    assert steps(2) == [30, 40]
-    assert steps(3, "best") == [40, 20, 30]
-    assert steps(1, "best", "eval_bleu", False) == [10]
-    assert steps(9) == [10, 20, 30, 40]
-    with rejects(field=str(tmp_path)):
-        steps(1, "best", "eval_chrf")
-    with rejects(field="which"):
-        steps(1, "first")
-    with rejects(field="count"):
-        steps(0)
-    with rejects(field=str(tmp_path / "nowhere")):
-        choose_checkpoints(tmp_path / "nowhere", 1)
+    assert mean.dtype == dtype and mean.item() == pytest.approx(torch.tensor(expected, dtype=dtype).item(), abs=1e-15)
 
 
 def test_skipped_checkpoints_are_reported(tmp_path, capsys):
     """Older ones replace them only if --count allows it."""
-    for step in (10, 20, 30):
-        make(tmp_path / "run", step)
-    damaged = tmp_path / "run/checkpoint-30/config.json"
+    run = run_of(tmp_path / "run", {10: 3.0, 20: 1.0, 30: 2.0}, metric="eval_loss")
+    damaged = run / "checkpoint-30/config.json"
     damaged.write_text("{ }")
-    words = ["average", str(tmp_path / "run"), "-o", str(tmp_path / "mean"), "--count"]
+    words = ["average", str(run), "-o", str(tmp_path / "mean"), "--count"]
     assert main([*words, "3"]) == 2
-    reported = f"{damaged.parent} is incomplete and skipped: config.json has 3 bytes, not 2."
-    err = capsys.readouterr().err
-    assert reported in err and "--count" in err
-    assert not (tmp_path / "mean").exists()
-    assert main([*words, "2"]) == 0
-    messages = capsys.readouterr()
-    assert reported in messages.err and "checkpoint-10" in messages.out and "checkpoint-30" not in messages.out
-    assert load_file(tmp_path / "mean/model.safetensors")["a"].tolist() == [15.0] * 3
-
-
-def test_the_best_by_loss_is_the_lowest(tmp_path, capsys):
-    loss = {10: 3.0, 20: 1.0, 30: 2.0}
-    for step in loss:
-        make(tmp_path / "run", step, bleu=loss, metric="eval_loss")
-    best = choose_checkpoints(tmp_path / "run", 2, "best", "eval_loss")
-    assert [folder.name for folder in best] == ["checkpoint-20", "checkpoint-30"]
-    words = ["average", str(tmp_path / "run"), "--count", "1", "--which", "best", "-o", str(tmp_path / "mean")]
-    assert main([*words, "--metric", "eval_bleu", "--lower-is-better"]) == 2
+    assert "config.json has 3 bytes, not 2" in capsys.readouterr().err and not (tmp_path / "mean").exists()
+    assert main([*words, "1", "--which", "best", "--lower-is-better"]) == 2
     assert "--lower-is-better" in capsys.readouterr().err
-    assert main([*words, "--metric", "eval_loss"]) == 0
-    assert load_file(tmp_path / "mean" / "model.safetensors")["n"].item() == 20
+    assert main([*words, "2"]) == 0
+    assert "checkpoint-30" not in capsys.readouterr().out
+    assert load_file(tmp_path / "mean/model.safetensors")["a"].tolist() == [15.0] * 3
+    shutil.rmtree(tmp_path / "mean")
+    assert main([*words, "1", "--which", "best", "--metric", "eval_loss"]) == 0
+    assert load_file(tmp_path / "mean/model.safetensors")["n"].item() == 20
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        *("", "[", "[]", "null", "[" * 100_000, '{"log_history": 5}', '{"log_history": [5]}'),
-        *(
-            '{"log_history": [{"eval_bleu": 3}]}',
-            '{"log_history": [{"step": "x"}]}',
-            '{"log_history": [{"step": 1e400}]}',
-        ),
-        '{"log_history": [{"step": 1, "eval_bleu": 1' + "0" * 400 + "}]}",
-    ],
-)
-def test_a_damaged_state_is_named(tmp_path, state):
-    folder = make(tmp_path, 1)
-    (folder / "trainer_state.json").write_text(state)
+def test_models_that_cannot_be_averaged(tmp_path):
+    good = weights(tmp_path / "checkpoint-1", a=torch.ones(1))
+    (good / "optimizer.pt").write_text("moments")
+    mark_complete(good)
+    (good / "optimizer.pt").unlink()  # which is not needed
+    (tmp_path / "empty").mkdir()
+    other = weights(tmp_path / "other", b=torch.zeros(1))
+    larger = weights(tmp_path / "larger", a=torch.zeros(2))
+    for folder, kind in ((tmp_path / "empty", FileNotFoundError), (other, ValueError), (larger, ValueError)):
+        with rejects(field=str(folder), kind=kind):
+            average_checkpoints([good, folder], tmp_path / "mean")
+    with rejects(field=str(larger), kind=FileExistsError):
+        average_checkpoints([good], larger)
+    average_checkpoints([good], tmp_path / "mean")
+    save_file({"a": torch.zeros(1)}, good / "model.safetensors")
+    with rejects("model.safetensors has changed since it was saved", field=str(good)):
+        average_checkpoints([good], tmp_path / "mean-of-damaged")
+
+
+def test_a_failed_average_leaves_nothing(tmp_path, monkeypatch):
+    """Neither a full disk nor a checkpoint that its run deletes meanwhile."""
+    folder = weights(tmp_path / "checkpoint-1", a=torch.ones(1))
     mark_complete(folder)
-    with rejects(field=str(folder / "trainer_state.json")):
-        choose_checkpoints(tmp_path, 1, "best")
+    (tmp_path / ".mean.partial").mkdir()
+    (tmp_path / ".mean.partial/junk.json").touch()
+    saved = checkpoints.save_file
 
+    def save_and_delete(*arguments, **more):
+        saved(*arguments, **more)
+        discard(folder)
 
-@pytest.mark.parametrize("manifest", ["[" * 100_000, json.dumps({"files": {"a\0b": 3}}), '{"files": {"/": "x"}}'])
-def test_a_damaged_manifest_makes_a_checkpoint_incomplete(tmp_path, manifest):
-    (make(tmp_path, 1) / "complete.json").write_text(manifest)
-    assert checkpoints_in(tmp_path) == []
-
-
-def test_wrong_folders_are_named(tmp_path):
-    good = make(tmp_path, 1)
-    with rejects("There is no checkpoint to average"):
-        average_checkpoints([], tmp_path / "out")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    torch.save({}, empty / "pytorch_model.bin")
-    with rejects(field=str(empty), kind=FileNotFoundError):
-        average_checkpoints([good, empty], tmp_path / "out")
-    cut = tmp_path / "cut"
-    shutil.copytree(good, cut)
-    (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:-5])
-    with rejects("model.safetensors has 135 bytes, not 140", field=str(cut)):
-        average_checkpoints([good, cut], tmp_path / "out")
-    (cut / MANIFEST).unlink()
-    with rejects(field=str(cut / "model.safetensors")):
-        average_checkpoints([good, cut], tmp_path / "out")
-    other = tmp_path / "other"
-    other.mkdir()
-    save_file({"b": torch.zeros(1)}, other / "model.safetensors")
-    with rejects(field=str(other)):
-        average_checkpoints([good, other], tmp_path / "out")
+    for work, kind in ((lambda *_, **__: 1 / 0, ZeroDivisionError), (save_and_delete, FileNotFoundError)):
+        monkeypatch.setattr(checkpoints, "save_file", work)
+        with pytest.raises(kind):
+            average_checkpoints([folder], tmp_path / "mean")
+        assert {path.name for path in tmp_path.iterdir()} <= {"checkpoint-1"}

@@ -18,7 +18,6 @@ from test_training import finish, launch
 from user_errors import rejects
 
 from recnmt_hf.commands.main import main
-from recnmt_hf.errors import ExistingFileError
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.models.configuration_nmt_transformer import NMTTransformerConfig
 from recnmt_hf.models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
@@ -149,15 +148,6 @@ def test_another_baseline_is_refused(finished, run, steps):
     if steps is None:
         with rejects(field="training.baseline_steps"):
             train(staged(finished, training={"baseline_steps": None}), run, resume=True)
-
-
-def test_overwriting_and_foreign_files(finished, run, capsys):
-    (run / "baseline/thesis.txt").write_text("precious")
-    with rejects("baseline", field=str(run), kind=ExistingFileError):
-        train(staged(finished), run, overwrite=True)
-    (run / "baseline/thesis.txt").unlink()
-    train(staged(finished, training={"baseline_steps": None, "max_steps": 1}), run, overwrite=True)
-    assert not (run / "baseline").exists() and [step for step, _ in checkpoints_in(run)] == [1]
 
 
 def test_the_baseline_averages_like_any_run(run, tmp_path, capsys):

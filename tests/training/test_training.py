@@ -101,10 +101,6 @@ def test_whole_loop(tmp_path, capsys):
     assert not list(folder.glob("*.bin")) and not list(folder.glob("*.pt"))
     with rejects(field=str(tmp_path / "run"), kind=FileExistsError):
         train(plan, tmp_path / "run")
-    (tmp_path / "run" / "thesis.txt").write_text("precious")
-    with rejects("thesis.txt", field=str(tmp_path / "run"), kind=FileExistsError):
-        train(plan, tmp_path / "run", overwrite=True)
-    assert (tmp_path / "run" / "checkpoint-12").is_dir()
 
 
 def trainer_for(tmp_path, tokenizer, model=None, **settings):
@@ -531,16 +527,6 @@ def test_saving_and_evaluating_at_different_steps(tmp_path, tokenizer):
     )
     trainer.train()
     assert [step for step, _ in checkpoints_in(tmp_path / "out")] == [3, 6]
-
-
-def test_overwrite_spares_foreign_files(tmp_path):
-    from recnmt_hf.training.output_folder import claim_output
-
-    (tmp_path / "models").mkdir()
-    (tmp_path / "recipe.yaml").write_text("{}")
-    with rejects("models", field=str(tmp_path), kind=FileExistsError):
-        claim_output(tmp_path, False, True)
-    assert (tmp_path / "recipe.yaml").is_file()
 
 
 def test_other_models_smooth_labels_too(tmp_path, tokenizer):

@@ -30,6 +30,8 @@ from .recipe import TRAINING_OPTIONS, Recipe
 
 CHANGED = "Changed since the start of the run: "
 RESTORE = "Restore it, or start again with --overwrite or in another folder."
+# What prepared data is made of. The data itself is compared.
+OF_DATA = {f"data.{name}" for name in ("train", "validation", *ShardSettings.__dataclass_fields__)}
 
 
 @dataclass
@@ -70,10 +72,8 @@ class RunRecord:
     @classmethod
     def load(cls, output_dir: Path) -> RunRecord | None:
         """Load the record of an earlier run; `None` if there is none, as in runs of old versions."""
-        try:
-            return cls(**mapping_in(output_dir / RECORD))
-        except TypeError:
-            return None
+        content = mapping_in(output_dir / RECORD)
+        return cls(**content) if content else None
 
 
 def digest_of(data: Dataset | ShardedDataset) -> str:
@@ -127,25 +127,26 @@ def check_identity(plan: Plan, checkpoint: Path) -> None:
     settings = Recipe(**earlier).to_dict()
     old, new = values_of(settings), values_of(plan.settings)
     fixed = identity_of(settings, plan.compares_evaluations).keys() | plan.identity.keys()
-    if not torch.accelerator.is_available():
-        old.pop("training.use_cpu", None), new.pop("training.use_cpu", None)  # the CPU is used anyway
-    changes = {}
-    data = {f"data.{name}" for name in ("train", "validation", *ShardSettings.__dataclass_fields__)}
+    compared = old.keys() | new.keys()
     if RunRecord.load(plan.output_dir) is None:  # of an old version, so that the prepared data is not known
-        fixed |= data
-    for name in sorted((old.keys() | new.keys()) - (data - fixed)):
+        fixed |= OF_DATA
+    else:
+        compared -= OF_DATA - fixed
+    forbidden: dict[str, str] = {}
+    for name in sorted(compared):
         entry = TRAINING_OPTIONS.get(name.removeprefix("training."))
         before, now = (values.get(name, entry and entry.default) for values in (old, new))
-        if before != now:
-            changes[name] = f"{name}: {short_repr(before)} -> {short_repr(now)}"
-    if wrong := [name for name in changes if name in fixed]:
+        change = f"{name}: {short_repr(before)} -> {short_repr(now)}"
+        if before != now and name in fixed:
+            forbidden[name] = change
+        elif before != now:
+            logger.info(f"{CHANGED}{change}.")
+    if forbidden:
         raise UserError(
-            f"These fields must not change since {checkpoint}: {'; '.join(changes[name] for name in wrong)}. "
+            f"These fields must not change since {checkpoint}: {'; '.join(forbidden.values())}. "
             f"{plan.output_dir / RECIPE} has the old values. {RESTORE}",
-            field=", ".join(wrong),
+            field=", ".join(forbidden),
         )
-    for change in changes.values():
-        logger.info(f"{CHANGED}{change}.")
 
 
 def check_record(new: RunRecord, plan: Plan, checkpoint: Path) -> None:
@@ -183,15 +184,14 @@ def check_record(new: RunRecord, plan: Plan, checkpoint: Path) -> None:
 def check_config(config: PreTrainedConfig, checkpoint: Path) -> None:
     """Raise `UserError` if the configuration made from recipe and tokenizers differs from that of the checkpoint."""
     saved = json.loads(read_small_text(checkpoint / "config.json"))
-    ignored = {"dtype", "architectures", "transformers_version", "use_cache"}  # the Trainer sets the last
-    own = {entry.name for entry in fields(type(config))} - ignored
     now = json.loads(config.to_json_string(use_diff=False))
-    differing = [name for name in sorted(own & saved.keys() & now.keys()) if saved[name] != now[name]]
-    if differing:
-        changes = "; ".join(f"{name}: {short_repr(saved[name])} -> {short_repr(now[name])}" for name in differing)
+    ignored = {"dtype", "architectures", "transformers_version", "use_cache"}  # the Trainer sets the last
+    names = sorted({entry.name for entry in fields(type(config))} & saved.keys() & now.keys() - ignored)
+    if changes := [
+        f"{name}: {short_repr(saved[name])} -> {short_repr(now[name])}" for name in names if saved[name] != now[name]
+    ]:
         raise UserError(
-            f"The model of {checkpoint} differs from that of the recipe: {changes}. Resume with the old recipe, or "
-            "start again with --overwrite or in another folder.",
+            f"The model of {checkpoint} differs from that of the recipe: {'; '.join(changes)}. {RESTORE}",
             field=checkpoint,
         )
 

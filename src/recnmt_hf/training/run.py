@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedModel, set_seed
@@ -16,7 +17,7 @@ from ..inference.devices import keep_freed_memory
 from . import output_folder, resuming
 from .building import generation_config, stage_configs
 from .checkpoints import discard, newest_checkpoint, newest_intact_checkpoint, numbered_in, rotate_checkpoints, steps_of
-from .checks import build_on_meta, dry_run
+from .checks import dry_run
 from .finishing import finish
 from .inputs import Inputs, prepare_inputs
 from .plan import Plan, Stage
@@ -53,7 +54,8 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
     resumed_from = processes.on_main(lambda: newest_intact_checkpoint(output_dir) if resume else None)
     plan = Plan.of(recipe, output_dir, resumed_from)
     dry_run(plan, resumes=resumed_from is not None)
-    with Run(plan, processes, resume, overwrite) as run:
+    run = Run(plan, processes, resume, overwrite)
+    with run.claimed():
         inputs = run.prepare()
         trainer: TranslationTrainer | None = None
         for stage, config in run.remaining_stages(inputs):
@@ -66,47 +68,41 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
     return plan.output_dir / output_folder.FINAL
 
 
+@dataclass
 class Run:
-    """
-    A run on disk, as a context: its folder is locked, claimed, and cleaned up if the run fails before training.
+    """A run on disk."""
 
-    Args:
-        plan ([`Plan`]): What is trained.
-        processes ([`Processes`]): The processes that train.
-        resume (`bool`): Resume from the newest intact checkpoint, if there is one.
-        overwrite (`bool`): Delete an earlier run in the folder.
-    """
+    plan: Plan
+    processes: Processes
+    resume: bool
+    overwrite: bool
+    checkpoint: Path | None = None  # from which it resumes
+    is_new: bool = False  # and nothing has been trained yet
 
-    def __init__(self, plan: Plan, processes: Processes, resume: bool, overwrite: bool):
-        self.plan, self.processes, self.resume, self.overwrite = plan, processes, resume, overwrite
-        self.context, self.before_training = ExitStack(), ExitStack()
-        self.checkpoint: Path | None = None
-
-    def __enter__(self) -> Run:
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Lock and claim the folder. If a new run fails before training, its files are deleted again."""
         folder = self.plan.output_dir
+        with ExitStack() as context:
 
-        def claim() -> Path | None:
-            was_killed = self.context.enter_context(output_folder.locked(folder))
-            self.context.enter_context(self.before_training)  # ends before the lock does
-            if output_folder.claim_output(folder, self.resume, self.overwrite, was_killed):
-                self.before_training.enter_context(output_folder.clean_up_on_failure(folder))
-            checkpoint = resuming.checkpoint_to_resume(folder) if self.resume else None
-            if checkpoint is not None:
-                resuming.check_identity(self.plan, checkpoint)
-            return checkpoint
+            def claim() -> Path | None:
+                context.enter_context(output_folder.locked(folder))
+                self.is_new = output_folder.claim_output(folder, self.resume, self.overwrite)
+                checkpoint = resuming.checkpoint_to_resume(folder) if self.resume else None
+                if checkpoint is None:
+                    self.plan.save()  # from now on this is the folder of a run
+                else:
+                    resuming.check_identity(self.plan, checkpoint)
+                return checkpoint
 
-        with ExitStack() as on_failure:
-            on_failure.push(self.context)
             self.checkpoint = self.processes.on_main(claim)
-            on_failure.pop_all()
-        self.context.enter_context(output_folder.explain_sudden_end(folder))
-        self.context.enter_context(progress_bars_on_terminals(self.processes.is_main))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self.context.__exit__(kind, error, trace)
+            context.enter_context(progress_bars_on_terminals(self.processes.is_main))
+            try:
+                yield
+            except BaseException:
+                if self.is_new:
+                    output_folder.delete_run(folder)
+                raise
 
     def prepare(self) -> Inputs:
         """Prepare tokenizers and data, on the first process before the others."""
@@ -138,10 +134,6 @@ class Run:
                 for stage in plan.stages[: -len(stages)]:
                     if newest_checkpoint(stage.arguments.folder) is not None:
                         rotate_checkpoints(stage.arguments)  # a killed run may not have done so
-            models = [
-                (build_on_meta(config), stage.arguments) for config, stage in zip(configs, plan.stages, strict=True)
-            ]
-            output_folder.check_free_space(plan.output_dir, models)
             plan.save()
             record.save(plan.output_dir)
             reason = configs[-1].baseline_first
@@ -175,7 +167,7 @@ class Run:
         planned = trainer.planned_steps()
         if stage.last_step is not None:  # a baseline's
             check_planned_steps(stage.last_step, planned)
-        self.before_training.close()
+        self.is_new = False
         if checkpoint is not None:
             if arguments.should_save:
                 for step, folder in numbered_in(checkpoint.parent):
@@ -193,8 +185,7 @@ class Run:
             if not is_sharded and not (checkpoint / "optimizer.pt").is_file():  # the Trainer would begin with a new one
                 raise UserError(
                     f"{checkpoint} has no optimizer state (training.save_only_model), so training cannot be resumed "
-                    "from it. Set model.init_from to it in a run with another folder, or start again with "
-                    "--overwrite.",
+                    "from it. Start a run with model.init_from in another folder, or use --overwrite.",
                     field=checkpoint,
                 )
         start = checkpoint or stage.baseline
