@@ -15,7 +15,7 @@ import recnmt_hf
 
 
 # Packages that are imported under another name.
-DISTRIBUTIONS = {"yaml": "pyyaml", "markdown_it": "markdown-it-py"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "ruamel": "ruamel-yaml", "markdown_it": "markdown-it-py"}
 
 
 @pytest.fixture(scope="module")

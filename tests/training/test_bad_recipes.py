@@ -10,14 +10,12 @@ import yaml
 from user_errors import rejects
 
 from recnmt_hf.commands.main import main
-from recnmt_hf.errors import MissingFileError
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.options import members, options_of
 from recnmt_hf.training import output_folder, recipe_yaml, sections
 from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.building import ModelSection
 from recnmt_hf.training.guided_alignment import GuidedAlignment
-from recnmt_hf.training.metrics import higher_is_better
 from recnmt_hf.training.plan import Plan
 from recnmt_hf.training.processes import logger
 from recnmt_hf.training.recipe import Recipe
@@ -97,31 +95,38 @@ training: {eval_strategy: no, early_stopping_patience: 2}  |  training.early_sto
 training: {eval_strategy: no, save_strategy: best}  |  training.save_strategy
 training: {keep_last: 2}  |  training.keep_last
 training: {max_step: 5}  |  training.max_step
-guided_alignment: {weight: 0.5}  |  guided_alignment.weight
+guided_alignment: {weight: 0.5}  |  guided_alignment
 data: {validation: [{source: a, target: b, alignments: c}]}  |  data.validation[0].alignments
 {average: {which: best}, training: {eval_strategy: no}}  |  average.which
 {average: {which: best}, training: {save_strategy: epoch}}  |  training.save_strategy
 {average: {which: best}, training: {save_steps: 300, eval_steps: 200}}  |  training.save_steps
-{average: {which: best}, training: {max_steps: 1000, eval_delay: 1001}}  |  training.eval_delay
 {average: {which: best, count: 4}, training: {keep_best: 3}}  |  training.keep_best
 decoding: {split_sentences: never}  |  decoding.split_sentences
-test: [{generated: test}]  |  test[0]
+test: [{generated: test}]  |  test[0].sacrebleu
 test: {a: []}  |  test.a
 test: {../a: {generated: test}}  |  test
 test: {decoding: {generated: test}}  |  test
 modle: {}  |  modle
 just words  |  r.yaml
-extends: ''  |  r.yaml
 extends: nothing.yaml  |  nothing.yaml
 training: {seed: 1, seed: 2}  |  r.yaml
 training: {seed: !!python/object/apply:os.system [ls]}  |  r.yaml
-training: {seed: !!timestamp 2024-01-01}  |  r.yaml
+training: {seed: !!timestamp 2024-01-01}  |  training.seed
 training: *nothing  |  r.yaml
 a: [  |  r.yaml
 training: {text_metric: rouge, metric_for_best_model: bleu}  |  training.metric_for_best_model
 data: {train: [{tsv: a, source_trees: b}]}  |  data.train[0].source_trees
-tokenizer: {tags: ["</s>"]}  |  tokenizer.tags[0]
 data: {train: [{generated: train, pair: en-de}]}  |  data.train[0].pair
+data: {train: [{source: a, target: b, alignments: c, source_tag: <x>}]}  |  data.train[0].source_tag
+tokenizer: {tags: ["</s>"]}  |  tokenizer.tags[0]
+tokenizer: {tags: [a b]}  |  tokenizer.tags[0]
+tokenizer: {tags: [<x>, <x>]}  |  tokenizer.tags[1]
+tokenizer: {tags: [<x>], source: x}  |  tokenizer.tags
+{tokenizer: {tags: [<x>]}, model: {init_from: x}}  |  tokenizer.tags
+tokenizer: {dropout: 0.1, kind: word}  |  tokenizer.dropout
+tokenizer: {dropout: 0.1, target_kind: character, joint: false}  |  tokenizer.dropout
+{tokenizer: {dropout: 0.1}, data: {train: [{jsonl: a, tree_columns: true}]}}  |  tokenizer.dropout
+test: {both: [{tsv: a, target_tag: <a>}, {tsv: a, target_tag: <b>}]}  |  test.both
 """
 ROWS = [row.rsplit("  |  ", 1) for row in TABLE.strip().splitlines()]
 
@@ -135,25 +140,22 @@ def test_values(tmp_path, content, field):
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
 
 
-# Overrides on the command line, and code and field of their error.
-OVERRIDES = {
-    "max_steps": ("Write section.field=value", None),
-    "=5": ("Write section.field=value", None),
-    "training.=5": ("Write section.field=value", None),
-    "training.seed=": ("=null for its default, or", "training.seed"),
-    "trainin.seed=1": ("There is no field", "trainin"),
-    "training.seed.x=1": ("cannot be set, because", "training.seed.x"),
-    "data.train.0.size=1": ("cannot be set, because", "data.train.0.size"),
-    "training.seed=[": ("invalid YAML", "training.seed"),
-    "training.seed=x": ("is not allowed; it must be", "training.seed"),
-}
-
-
-@pytest.mark.parametrize("given", OVERRIDES, ids=OVERRIDES)
-def test_overrides(tmp_path, given):
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ("max_steps", None),
+        ("training.=5", None),
+        ("training.seed=", None),
+        ("trainin.seed=1", "trainin"),
+        ("training.seed.x=1", "training.seed.x"),
+        ("training.seed=[", "training.seed"),
+        ("training.seed=x", "training.seed"),
+    ],
+)
+def test_overrides(tmp_path, given, field):
     path = tmp_path / "r.yaml"
-    path.write_text("model: {preset: tiny}\ndata: {train: [{generated: train}]}\ntraining: {seed: 3}\n")
-    with rejects(OVERRIDES[given][0], field=OVERRIDES[given][1]):
+    path.write_text("model: {preset: tiny}\ntraining: {seed: 3}\n")
+    with rejects(field=field):
         Recipe.from_file(path, [given])
 
 
@@ -167,54 +169,30 @@ def test_overrides_may_fill_empty_sections(tmp_path):
     assert recipe.training.max_steps == 1000 and isinstance(recipe.training.max_steps, int)
 
 
-# Files without a recipe, and code and details of their error.
-FILES = {
-    "deep": (b"a: " + b"[" * 100_000, "invalid YAML", {"reason": "nested too deeply"}),
-    "alias in its anchor": (b"a: &a [*a]", "invalid YAML", {"reason": "an alias within its own anchor"}),
-    "latin-1": (b"model: {}\ndata: {source_lang: \xe9}\n", "not UTF-8", {"line": 2}),
-    "utf-16": ("model: {}".encode("utf-16"), "not UTF-8", {"line": 1}),
-    "binary": (bytes(range(128)), "invalid YAML", {"position": ", line 1"}),
-    "second document": (b"model: {}\n---\nmodel: {}\n", "invalid YAML", {"position": ", line 2, column 1"}),
-    "tabs": (b"model:\n\tpreset: tiny\n", "invalid YAML", {"position": ", line 2, column 1"}),
-}
-
-
-@pytest.mark.parametrize("case", FILES, ids=FILES)
-def test_files(tmp_path, case):
-    content, code, details = FILES[case]
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"a: " + b"[" * 100_000, "nested too deeply"),
+        (b"a: &a [*a]", "aliases"),
+        (b"model: {}\ndata: {source_lang: \xe9}\n", "not UTF-8"),
+        (bytes(range(128)), "invalid YAML"),
+        (b"model: {}\n---\nmodel: {}\n", "line 2"),
+        (b"model:\n\tpreset: tiny\n", "line 2"),
+        (b'model: {preset: "\\ud800"}', "model.preset"),
+    ],
+    ids=range(7),
+)
+def test_files_without_a_recipe(tmp_path, content, words):
     path = tmp_path / "r.yaml"
     path.write_bytes(content)
-    with rejects(code, *details.values(), field=str(path)):
-        Recipe.from_file(path)
-
-
-def test_text_that_no_file_can_hold(tmp_path):
-    path = tmp_path / "r.yaml"
-    path.write_bytes(b'model: {preset: "\\ud800"}')
-    with rejects(field="model.preset"):
+    with rejects(words):
         Recipe.from_file(path)
 
 
 def test_places_without_a_file(tmp_path):
-    (tmp_path / "a.yaml").write_text("{}")
-    for path, code in {
-        tmp_path: "cannot be read",
-        "/dev/zero": "more than",
-        tmp_path / "b.yaml": "not exist",
-        tmp_path / "a.yaml" / "b.yaml": "cannot be read",
-        tmp_path / ("x" * 5000): "cannot be read",
-    }.items():
-        with rejects(code):
+    for path, words in {tmp_path: "cannot be read", "/dev/zero": "more than", tmp_path / "b.yaml": "not exist"}.items():
+        with rejects(words):
             Recipe.from_file(path)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_unreadable_file(tmp_path):
-    path = tmp_path / "r.yaml"
-    path.write_text("{}")
-    path.chmod(0)
-    with rejects(field=str(path)):
-        Recipe.from_file(path)
 
 
 def test_words_and_numbers_of_yaml(tmp_path):
@@ -222,9 +200,8 @@ def test_words_and_numbers_of_yaml(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_bytes(
         b"\xef\xbb\xbfdata: {source_lang: no, target_lang: on}\n"
-        b"training: {max_steps: 010, eval_strategy: no, save_strategy: off, learning_rate: 5e-4, run_name: 1:30, "
-        b"warmup_steps: 0x10}\n".replace(b"save_strategy: off, ", b"")
-        + b"test: {2014: {tsv: 2024-01-01}, b: {tsv: '0o17', jsonl: null}, c: {tsv: yes}}\n"
+        b"training: {max_steps: 010, eval_strategy: no, learning_rate: 5e-4, run_name: 1:30, warmup_steps: 0x10}\n"
+        b"test: {2014: {tsv: 2024-01-01}, b: {tsv: '0o17', jsonl: null}, c: {tsv: yes}}\n"
     )
     recipe = Recipe.from_file(path)
     assert (recipe.data.source_lang, recipe.data.target_lang) == ("no", "on")
@@ -238,7 +215,8 @@ def test_words_and_numbers_of_yaml(tmp_path):
     }
     recipe.save(tmp_path / "again.yaml")
     assert Recipe.from_file(tmp_path / "again.yaml") == recipe
-    for text in ("no", "1:30", "0o17", "010", "09", "1e5", "1.5", "~", "null", "true", "<<", "0x1F", ".inf", "", "ü"):
+    texts = "no y off 1:30 0o17 0x1F 0b1 010 09 1_0 1e5 1.5 5. .5_ 1.e+5 -0 - ~ null true << = .inf 2024-01-01 ü"
+    for text in ("", *texts.split()):
         assert recipe_yaml.load_yaml(recipe_yaml.dump_yaml({"a": text}), "it") == {"a": text}
         assert yaml.safe_load(recipe_yaml.dump_yaml({"a": text})) == {"a": text}
 
@@ -255,12 +233,9 @@ def test_repeated_aliases_take_no_time(tmp_path, line):
     path = tmp_path / "r.yaml"
     levels = [line.format(level, level, ", ".join([f"*m{level - 1}"] * 10)) for level in range(1, 30)]
     path.write_text("\n".join(["m0: &m0 {a: 1}", *levels]))
-    if "<<" in line:
-        assert recipe_yaml.read_yaml(path)["m29"] == {"a": 1}
-    else:
-        with rejects("aliases that repeat more than 100,000 values", field=str(path)):
-            recipe_yaml.read_yaml(path)
-    assert output_folder.mapping_in(path) == ({} if "<<" not in line else recipe_yaml.read_yaml(path))
+    with rejects("aliases that repeat more than 100,000 values", field=str(path)):
+        recipe_yaml.read_yaml(path)
+    assert output_folder.mapping_in(path) == {}
 
 
 # -- directions of metrics ---------------------------------------------------------------------------------------------
@@ -268,29 +243,14 @@ def test_repeated_aliases_take_no_time(tmp_path, line):
 
 @pytest.mark.parametrize(
     "metric, higher",
-    [
-        ("loss", False),
-        ("eval_loss", False),
-        ("perplexity", False),
-        ("eval_dev_loss", False),
-        ("eval_ter", False),
-        ("bleu", True),
-        ("eval_bleu", True),
-        ("eval_accuracy", True),
-        ("something", True),
-    ],
+    [("loss", False), ("eval_perplexity", False), ("eval_dev_loss", False), ("eval_bleu", True), ("something", True)],
 )
 def test_direction_of_a_metric(tmp_path, metric, higher):
-    assert higher_is_better(metric) is higher
-    arguments = TranslationTrainingArguments(
-        output_dir=str(tmp_path), metric_for_best_model=metric, use_cpu=True, report_to="none"
-    )
-    assert arguments.greater_is_better is higher
+    settings = {"output_dir": str(tmp_path), "metric_for_best_model": metric, "use_cpu": True, "report_to": "none"}
+    assert TranslationTrainingArguments(**settings).greater_is_better is higher
     if metric != "something":
         with rejects(field="greater_is_better"):
-            TranslationTrainingArguments(
-                output_dir=str(tmp_path), metric_for_best_model=metric, greater_is_better=not higher, use_cpu=True
-            )
+            TranslationTrainingArguments(**settings, greater_is_better=not higher)
 
 
 @pytest.mark.parametrize(
@@ -328,11 +288,11 @@ BEFORE = {
     "cache": ({"data": {"cache_dir": "EMPTY"}}, "EMPTY"),
     "weights": ({"data": {"weights": [1.0]}}, "data.weights"),
     "one process": ({"training": {"fsdp": "full_shard"}}, "training.fsdp"),
-    "workers": ({"training": {"dataloader_persistent_workers": True, "dataloader_prefetch_factor": 2}}, "training"),
+    "workers": ({"training": {"dataloader_persistent_workers": True, "dataloader_prefetch_factor": 2}}, None),
     "schedule": ({"training": {"lr_scheduler_type": "warmup_stable_decay"}}, "training"),
     "optimizer": ({"training": {"optim": "adamw_8bit"}}, "training"),
     "optimizer's arguments": ({"training": {"optim": "sgd", "optim_args": "momentum"}}, "training"),
-    "precision": ({"training": {"bf16": True, "fp16": True}}, "training"),
+    "precision": ({"training": {"bf16": True, "fp16": True}}, None),
     "report": ({"training": {"report_to": "wandb2"}}, "training"),
 }
 
@@ -348,7 +308,7 @@ def test_before_training(tmp_path, monkeypatch, case):
     base = {"model": {"preset": "tiny"}, "training": {"use_cpu": True, "max_steps": 2}}
     recipe = Recipe(**{**base, **{name: {**base.get(name, {}), **value} for name, value in changes.items()}})
     environment = dict(os.environ)
-    with rejects(field=field):
+    with rejects(field=field) if field else pytest.raises(ValueError):
         train(recipe, tmp_path / "run")
     assert sorted(tmp_path.rglob("*")) == before
     # Later runs in this process have none of its settings.
@@ -368,14 +328,7 @@ def test_missing_packages_are_reported_before_training(tmp_path):
 
 def test_fields_without_effect_may_be_switched_off():
     training = {"predict_with_generate": False, "push_to_hub": False, "do_train": False, "generation_config": None}
-    training |= {"load_best_model_at_end": False}
-    assert training.items() <= Recipe(training=training).training.to_dict().items()
-
-
-def test_missing_files_raise_file_not_found_errors(tmp_path):
-    recipe = Recipe(model={"preset": "tiny"}, data={"train": [{"tsv": "none.tsv"}]}, training={"use_cpu": True})
-    with pytest.raises(MissingFileError):
-        train(recipe, tmp_path / "run")
+    assert training.items() <= Recipe(training=training).training.values.items()
 
 
 def test_printing_checks_the_model_too(tmp_path, capsys):

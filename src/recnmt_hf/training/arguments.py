@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from transformers import Seq2SeqTrainingArguments
 
-from ..errors import UserError
 from ..metrics.rouge import ROUGE_UNITS
 from ..options import MOST_SEED, Option, Range, option, options_of
 from .metrics import BLEU_TOKENIZERS, TEXT_METRICS, TextScorer, higher_is_better
@@ -136,13 +134,3 @@ def training_options() -> dict[str, Option]:
         )
         for name, entry in options_of(TranslationTrainingArguments).items()
     }
-
-
-def make_arguments(settings: Mapping[str, Any], output_dir: Path) -> TranslationTrainingArguments:
-    """Make the Trainer's arguments from settings of a recipe; `UserError` if transformers rejects one."""
-    try:
-        return TranslationTrainingArguments(output_dir=str(output_dir), **settings)
-    except UserError as error:
-        raise error.inside("training") from error
-    except Exception as error:  # of any library that transformers passes a value to
-        raise UserError(f"training: {error}", field="training") from error

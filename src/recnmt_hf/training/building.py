@@ -31,8 +31,8 @@ from ..options import Range, check_content, check_options, check_value, document
 ModelOrArchitecture = TypeVar("ModelOrArchitecture", "ModelSection", "Architecture")
 CLASS_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)[.:]([^\W\d]\w*)")
 EXAMPLE = "package.module:ClassForConditionalGeneration"
-# Larger sizes are typing errors; they are rejected before memory is allocated.
-MOST_LAYERS, MOST_WIDTH, MOST_SYMBOLS = 1000, 2**20, 10**7
+# Larger numbers are typing errors; they are rejected before memory is allocated.
+MOST_LAYERS, MOST_SIZE = 1000, 10**7
 
 
 @documented
@@ -60,9 +60,9 @@ class ModelSection:
         check_model_type(self.type, "type")
         check_content(self.fields, "fields")
         for name, value in self.fields.items():
-            most = MOST_LAYERS if name.endswith("_layers") else MOST_SYMBOLS if "vocab" in name else MOST_WIDTH
             for size in value if isinstance(value, list) else [value]:
                 if type(size) is int:
+                    most = MOST_LAYERS if name.endswith("_layers") else MOST_SIZE
                     check_value(f"fields.{name}", size, int, Range(most=most))
         if self.init_from is not None:
             self.init_from = folder_of_model(self.init_from)
@@ -93,21 +93,6 @@ def check_model_type(name: str, field: str = "model.type") -> None:
         check_value(field, name, Literal[tuple(MODEL_TYPES)])
 
 
-# Fields without parameters that decide what the weights of a trained model compute. Numbers of heads apply if the
-# widths are equal, positions if the kinds of self-attention are; the last ones belong to parts of single families.
-OF_LAYERS = {
-    *("activation_function", "scale_embedding", "normalize_before", "layer_norm_eps", "final_logits_bias"),
-    *("self_attention_type", "directional_include_self", "aan_activation"),
-}
-OF_HEADS = {"encoder_attention_heads", "decoder_attention_heads"}
-OF_POSITIONS = {"position_embedding_type", "encoder_position_embeddings", "decoder_position_embeddings"}
-OF_PARTS = {
-    *("routing_iterations", "routing_softmax_axis", "recurrence_steps", "recurrence_position_embeddings"),
-    *("recurrence_source", "fusion_gate", "encoder_shortcut", "rnn_input_position_embeddings", "relation_residual"),
-    *("relation_conv_mode", "gcn_residual", "gcn_root", "gcn_subwords"),
-}
-
-
 def config_class_of(name: str) -> type[Seq2SeqConfig]:
     """
     Return the configuration class of `model.type`. A class path is imported, and its class registered with the Auto
@@ -117,30 +102,30 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
     if is_registered(name):
         return cast("type[Seq2SeqConfig]", CONFIG_MAPPING[name])
     try:
-        found = pkgutil.resolve_name(CLASS_PATH.sub(r"\1:\2", name))
+        model_class: Any = pkgutil.resolve_name(CLASS_PATH.sub(r"\1:\2", name))
     except (ImportError, AttributeError) as error:
         raise UserError(f"model.type={name} cannot be imported ({error}).", field=name) from error
-    if not (isinstance(found, type) and issubclass(found, Seq2SeqConditionalGeneration)):
+    if not (isinstance(model_class, type) and issubclass(model_class, Seq2SeqConditionalGeneration)):
         raise UserError(
             f"model.type={name} cannot generate. Name a subclass of e.g. NMTTransformerForConditionalGeneration.",
             field=name,
         )
-    model_class: Any = found
-    config_class = model_class.config_class
+    config_class: Any = model_class.config_class
     model_type = config_class.model_type
-    owner = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(config_class, None)
-    is_taken = model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] is not config_class
-    if not model_type or is_taken or owner not in (None, model_class):
+    owner = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(config_class, model_class)
+    is_taken = owner is not model_class or (
+        model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] is not config_class
+    )
+    if not model_type or is_taken:
         raise UserError(
-            f"model.type={name}: {config_class.__name__} has model_type={short_repr(model_type)}, which is empty or "
-            "taken. Give the class a configuration with its own model_type.",
+            f"model.type={name} needs a configuration with its own model_type; {model_type!r} is empty or taken.",
             field=name,
         )
     AutoConfig.register(model_type, config_class, exist_ok=True)
     if model_class.model_class.config_class is config_class:  # a class of its own, not that of the base family
         AutoModel.register(config_class, model_class.model_class, exist_ok=True)
     AutoModelForSeq2SeqLM.register(config_class, model_class, exist_ok=True)
-    return config_class
+    return cast("type[Seq2SeqConfig]", config_class)
 
 
 def build_config(section: ModelSection | Architecture, **vocabulary: Any) -> Any:
@@ -166,7 +151,6 @@ def stage_configs(
     """
     source, target = tokenizers
     tokenizers.check_padding()
-    start = target.pad_token_id if target.bos_token_id is None else target.bos_token_id
     vocabulary = {
         "vocab_size": number_of_symbols(source),
         "decoder_vocab_size": number_of_symbols(target, is_target=True),
@@ -174,22 +158,36 @@ def stage_configs(
         "pad_token_id": target.pad_token_id,
         "eos_token_id": target.eos_token_id,
         "bos_token_id": target.bos_token_id,
-        "decoder_start_token_id": start,
+        "decoder_start_token_id": target.pad_token_id if target.bos_token_id is None else target.bos_token_id,
     }
     if tokenizers.relations is not None and hasattr(config_class_of(section.type), "num_relations"):
         vocabulary["num_relations"] = len(tokenizers.relations)
     for name in ("vocab_size", "decoder_vocab_size", "num_relations"):
-        size, symbols = section.fields.get(name), vocabulary.get(name, 0)
-        if isinstance(size, int) and size < symbols:
-            raise UserError(
-                f"model.fields.{name}={short_repr(size)} is below the tokenizer's size, {symbols}.",
-                field=f"model.fields.{name}",
-            )
+        if name in section.fields and name in vocabulary:
+            least = Range(least=vocabulary[name])  # the tokenizer's size
+            check_value(f"model.fields.{name}", section.fields[name], int | None, least)
     config = build_config(section, **vocabulary)
     configs = [config.baseline(), config] if with_baseline else [config]
     for stage_config in configs:
         stamp_tokenizers(stage_config, source, target)
     return configs
+
+
+# -- trained baselines -------------------------------------------------------------------------------------------------
+
+# Fields without parameters that decide what the weights of a trained model compute. Numbers of heads apply if the
+# widths are equal, positions if the kinds of self-attention are; the last ones belong to parts of single families.
+OF_LAYERS = {
+    *("activation_function", "scale_embedding", "normalize_before", "layer_norm_eps", "final_logits_bias"),
+    *("self_attention_type", "directional_include_self", "aan_activation"),
+}
+OF_HEADS = {"encoder_attention_heads", "decoder_attention_heads"}
+OF_POSITIONS = {"position_embedding_type", "encoder_position_embeddings", "decoder_position_embeddings"}
+OF_PARTS = {
+    *("routing_iterations", "routing_softmax_axis", "recurrence_steps", "recurrence_position_embeddings"),
+    *("recurrence_source", "fusion_gate", "encoder_shortcut", "rnn_input_position_embeddings", "relation_residual"),
+    *("relation_conv_mode", "gcn_residual", "gcn_root", "gcn_subwords"),
+}
 
 
 def with_fields_of(folder: str | Path, section: ModelOrArchitecture) -> ModelOrArchitecture:

@@ -22,7 +22,6 @@ from ..data.files import digest_of_file
 from ..errors import ExistingFileError, MissingFileError, UserError, short_repr
 from ..families import MODEL_TYPES
 from ..inference.model_settings import EVIDENCE
-from ..options import Range, check_value
 from .metrics import higher_is_better
 
 

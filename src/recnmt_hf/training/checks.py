@@ -32,43 +32,18 @@ def dry_run(plan: Plan, resumes: bool = False) -> None:
     baseline. Reads no corpus, writes nothing. Raise `UserError` if a file is missing, the memory does not suffice, or a
     library rejects a setting.
     """
-    data, arguments, start = plan.data, plan.arguments, plan.data.model.init_from
-    needed = [("tokenizer.source", folder, "tokenizer_config.json") for folder in data.tokenizers]
-    if start is not None and not resumes:
-        needed += [("model.init_from", start, pattern) for pattern in ("config.json", "*.safetensors")]
-    for field, folder, pattern in needed:
-        if looks_local(folder) and not list(Path(folder).glob(pattern)):
-            raise MissingFileError(f"{field}={short_repr(folder)} has no {pattern}.", field=field)
-    if data.mixture.weights and data.prepared is None:
-        raise UserError("data.weights requires data.prepared, or use data.temperature.", field="data.weights")
-    if data.prepared is not None:
-        load_manifest(Path(data.prepared))  # raises if there is none
-    for place, corpus in data.places:
-        if data.prepared is None or not place.startswith("data.train"):
-            try:
-                corpus.check_languages(data.source_lang, data.target_lang)
-                corpus.check_files(data.source_lang, data.target_lang)
-            except UserError as error:
-                error.field = f"{place}: {error.field}" if error.field else place
-                raise
-    if data.cache_dir:
-        cache = Path(data.cache_dir).absolute()
-        existing = next(path for path in (cache, *cache.parents) if path.exists())
-        with explained_preparation(data.cache_dir), partial_folder(existing):  # fails unless it is writable
-            pass
+    check_files(plan, resumes)
     plan.scorer.scores(["a"], ["a"])  # raises if a package or file is missing
-    model = model_on_meta(plan)
+    model, arguments = model_on_meta(plan), plan.arguments
     if plan.guided_alignment is not None:
         plan.guided_alignment.place(model.config)
         check_checkpointing(arguments)
-    if len(plan.stages) > 1 and model.config.baseline() is None:
+    if len(plan.stages) > 1 and (model.config.baseline() is None or arguments.deepspeed):
         raise UserError(
-            f"training.baseline_steps trains the baseline of a variant, but {data.model} is a plain model. Set it to "
-            "null, or model.type to a variant, e.g. biarn_transformer.",
+            f"training.baseline_steps needs a variant, such as model.type=biarn_transformer, without DeepSpeed; the "
+            f"model is {plan.data.model}.",
             field="training.baseline_steps",
         )
-    if len(plan.stages) > 1 and arguments.deepspeed:
-        raise UserError("training.baseline_steps is not supported with DeepSpeed.", field="training.baseline_steps")
     if arguments.fsdp and arguments.parallel_mode != ParallelMode.DISTRIBUTED:
         raise UserError("training.fsdp needs several processes: use accelerate launch.", field="training.fsdp")
     steps = max(arguments.max_steps, 1)
@@ -92,6 +67,34 @@ def dry_run(plan: Plan, resumes: bool = False) -> None:
         raise UserError(f"training: {error}", field="training") from error
 
 
+def check_files(plan: Plan, resumes: bool) -> None:
+    """Raise an error if a file that a plan names is missing, or its cache cannot be written."""
+    data, start = plan.data, plan.data.model.init_from
+    needed = [("tokenizer.source", folder, "tokenizer_config.json") for folder in data.tokenizers]
+    if start is not None and not resumes:
+        needed += [("model.init_from", start, pattern) for pattern in ("config.json", "*.safetensors")]
+    for field, folder, pattern in needed:
+        if looks_local(folder) and not list(Path(folder).glob(pattern)):
+            raise MissingFileError(f"{field}={short_repr(folder)} has no {pattern}.", field=field)
+    if data.mixture.weights and data.prepared is None:
+        raise UserError("data.weights requires data.prepared, or use data.temperature.", field="data.weights")
+    if data.prepared is not None:
+        load_manifest(Path(data.prepared))  # raises if there is none
+    for place, corpus in data.places:
+        if data.prepared is None or not place.startswith("data.train"):
+            try:
+                corpus.check_languages(data.source_lang, data.target_lang)
+                corpus.check_files(data.source_lang, data.target_lang)
+            except UserError as error:
+                error.field = f"{place}: {error.field}" if error.field else place
+                raise
+    if data.cache_dir:
+        cache = Path(data.cache_dir).absolute()
+        existing = next(path for path in (cache, *cache.parents) if path.exists())
+        with explained_preparation(data.cache_dir), partial_folder(existing):  # fails unless it is writable
+            pass
+
+
 def model_on_meta(plan: Plan) -> PreTrainedModel:
     """
     Build the last stage's model on the meta device. Raise `UserError` if it cannot be built, lacks positions for the
@@ -104,33 +107,28 @@ def model_on_meta(plan: Plan) -> PreTrainedModel:
         if len(sizes) > 1:
             vocabulary["decoder_vocab_size"] = sizes[1]
     config = build_config(plan.data.model, **vocabulary)
+    # The table of positions is made in float64 before the weights' dtype is applied.
+    needed = 4 * 8 * config.max_position_embeddings * config.d_model if config.sides_with_positions else 0
+    for side in config.sides_with_positions:
+        field, longest = f"data.max_{side}_length", plan.data.lengths[f"max_{side}_length"]
+        if longest > config.max_position_embeddings:
+            raise UserError(
+                f"{field}={longest} exceeds the model's {config.max_position_embeddings} positions.", field=field
+            )
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if config.sides_with_positions:
-        positions = config.max_position_embeddings
-        for side in config.sides_with_positions:
-            if (longest := plan.data.lengths[f"max_{side}_length"]) > positions:
-                field = f"data.max_{side}_length"
-                raise UserError(f"{field}={longest} exceeds the model's {positions} positions.", field=field)
-        # The table is made in float64 before the weights' dtype is applied.
-        check_memory(plan, 4 * 8 * positions * config.d_model, available)
-    model = build_on_meta(config)
-    size = TRAINING_BYTES if plan.arguments.use_cpu else WEIGHT_BYTES
-    check_memory(plan, model.num_parameters() * size, available)
+    if needed <= available:
+        model = build_on_meta(config)
+        needed = max(needed, model.num_parameters() * (TRAINING_BYTES if plan.arguments.use_cpu else WEIGHT_BYTES))
+    if needed > available:
+        raise UserError(
+            f"The model {plan.data.model} needs {needed / 2**30:,.1f} GiB; {available / 2**30:,.1f} GiB are available.",
+            field="model",
+        )
     check_beams: Any = getattr(model, "check_beams", None)
     if check_beams is not None:
         check_beams(plan.decoding.beams, "decoding.beams")
         check_beams(plan.arguments.bleu_beams, "training.bleu_beams")
     return model
-
-
-def check_memory(plan: Plan, size: int, available: int) -> None:
-    """Raise `UserError` if the machine has less memory than `size` bytes."""
-    if size > available:
-        raise UserError(
-            f"The model {plan.data.model} needs {size / 2**30:,.1f} GiB; {available / 2**30:,.1f} GiB are available. "
-            "Use a smaller preset, or lower the largest of model.fields and tokenizer.vocab_size.",
-            field="model",
-        )
 
 
 def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:

@@ -44,8 +44,10 @@ def finish(plan: Plan, trainer: TranslationTrainer) -> None:
     """Average checkpoints into the final model and test it."""
     output_dir, arguments, count = plan.output_dir, plan.arguments, plan.average
     metric = f"eval_{(arguments.metric_for_best_model or 'loss').removeprefix('eval_')}"
-    which, is_better = "best" if plan.average_best else "last", arguments.greater_is_better is not False
-    chosen = choose_checkpoints(output_dir, count, which, metric, is_better, logger.info)
+    is_better = arguments.greater_is_better is not False
+    chosen = choose_checkpoints(
+        output_dir, count, "best" if plan.average_best else "last", metric, is_better, logger.info
+    )
     logger.info(f"Final model: the average of {', '.join(folder.name for folder in chosen)}.")
     if len(chosen) < count:
         logger.info(f"The run has fewer checkpoints than average.count={count}.")

@@ -14,15 +14,16 @@ from ..data.shard_blocks import ShardSettings
 from ..data.sharded import Mixture
 from ..inference.options import DecodingOptions
 from ..metrics.bleu import bleu_tokenizer
+from ..models.user_errors import masked
 from ..options import stated
-from .arguments import TranslationTrainingArguments, make_arguments
+from .arguments import TranslationTrainingArguments
 from .building import Architecture, build_config, with_fields_of
 from .guided_alignment import GuidedAlignment
 from .metrics import TextScorer
 from .output_folder import BASELINE, RECIPE, mapping_in
 from .processes import logger
 from .recipe import NO_EFFECT, Recipe
-from .recipe_yaml import dump_yaml, load_yaml
+from .recipe_yaml import dump_yaml
 
 
 def training_fields(names: str) -> set[str]:
@@ -188,13 +189,15 @@ class Plan:
         # If the newest checkpoint is damaged, the run resumes from the one before.
         keep, least = ("keep_best", 1) if average.which == "best" else ("keep_last", 2)
         given = training.trainer_settings()
-        arguments = make_arguments({keep: max(least, average.count), **given}, output_dir)
+        arguments = TranslationTrainingArguments(
+            output_dir=str(output_dir), **{keep: max(least, average.count), **given}
+        )
         last = Stage(arguments, training.early_stopping_patience, init_from=model.init_from)
         stages = [last]
         if steps is not None:  # no checkpoints of the baseline are averaged
             checkpoint = output_dir / BASELINE / f"checkpoint-{int(steps)}"
-            first = Stage(make_arguments(given, output_dir / BASELINE), last_step=int(steps))
-            stages = [first, replace(last, init_from=checkpoint, baseline=checkpoint)]
+            first = TranslationTrainingArguments(output_dir=str(output_dir / BASELINE), **given)
+            stages = [Stage(first, last_step=int(steps)), replace(last, init_from=checkpoint, baseline=checkpoint)]
         scorer = training.scorer
         tests = []
         for name, corpora in recipe.test.items():  # which may be in another language than the training data
@@ -256,18 +259,16 @@ class Plan:
             for stage in self.stages
         ]
         corpora = {name: [stated(corpus) for corpus in getattr(data, name)] for name in ("train", "validation")}
-        tests = {test.name: [stated(corpus) for corpus in test.corpora] for test in self.tests}
-        return dump_yaml(
-            {
-                "stages": stages,
-                "data": {**corpora, "prepared": data.prepared, **data.reading, **data.lengths},
-                "tokenizers": data.tokenizers or data.model.init_from or data.vocabularies,
-                "average": f"the {'best' if self.average_best else 'last'} {self.average} checkpoints",
-                "decoding": {name: plain(value) for name, value in asdict(self.decoding).items()},
-                "tests": tests,
-                "identity": self.identity,
-            }
-        )
+        content = {
+            "stages": stages,
+            "data": {**corpora, "prepared": data.prepared, **data.reading, **data.lengths},
+            "tokenizers": data.tokenizers or data.model.init_from or data.vocabularies,
+            "average": f"the {'best' if self.average_best else 'last'} {self.average} checkpoints",
+            "decoding": {name: plain(value) for name, value in asdict(self.decoding).items()},
+            "tests": {test.name: [stated(corpus) for corpus in test.corpora] for test in self.tests},
+            "identity": self.identity,
+        }
+        return dump_yaml(content)
 
 
 def plain(value: Any) -> Any:
@@ -276,9 +277,9 @@ def plain(value: Any) -> Any:
 
 
 def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a recipe, as YAML stores them, by `section.field` and `model.fields.field`."""
+    """Return the values of a recipe, without secrets, by `section.field` and `model.fields.field`."""
     values: dict[str, Any] = {}
-    for section, entries in load_yaml(dump_yaml(settings), RECIPE).items():
+    for section, entries in masked(settings).items():
         values |= {f"{section}.{name}": value for name, value in entries.items()}
     values |= {f"model.fields.{name}": value for name, value in values.pop("model.fields", {}).items()}
     return values

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from ..data.corpora import Corpus, parse_corpora
 from ..data.files import open_output
@@ -18,7 +17,7 @@ from ..metrics.bleu import bleu_tokenizer
 from ..options import DEFAULT, check_value, given_fields, mapping, parse, stated
 from .building import ModelSection
 from .guided_alignment import GuidedAlignment
-from .metrics import VALIDATION_METRICS, higher_is_better
+from .metrics import higher_is_better
 from .recipe_yaml import content_of, dump_yaml
 from .sections import (
     NO_EFFECT,
@@ -77,22 +76,22 @@ class Recipe:
             if not isinstance(getattr(self, name), kind):
                 setattr(self, name, parse(kind, getattr(self, name), name))
         if not isinstance(self.training, TrainingSection):
-            self.training = TrainingSection.parse(self.training)
+            self.training = TrainingSection(self.training)
         tokenizer = bleu_tokenizer(self.data.target_lang)
         if (self.training.text_metric, self.training.bleu_tokenize) == ("bleu", None) and tokenizer != "13a":
             self.training.bleu_tokenize = tokenizer  # recorded with the run, whose scores depend on it
         for name in TEXT_OPTIONS:
             if name in stated(self.decoding):
                 raise UserError(
-                    f"decoding.{name} is not supported for test sets. Remove it, and pass "
-                    f"--{name.replace('_', '-')} to recnmt translate.",
+                    f"decoding.{name} is not supported for test sets; it is an option of recnmt translate.",
                     field=f"decoding.{name}",
                 )
         if self.data.on_long == "truncate":
             given = {"on_long": "truncate", "max_source_length": self.data.max_source_length, **stated(self.decoding)}
             self.decoding = parse(DecodingOptions, given, "decoding")
-        if isinstance(self.test, list):
-            self.test = {name_of_entry(corpus, number): corpus for number, corpus in enumerate(self.test)}
+        if isinstance(self.test, list):  # of test sets of sacrebleu
+            sets = [(number, *parse_corpora(corpus, f"test[{number}]")) for number, corpus in enumerate(self.test)]
+            self.test = {check_value(f"test[{n}].sacrebleu", c.sacrebleu, str).replace("/", "_"): c for n, c in sets}
         # `null` drops a test set of an extended recipe.
         tests = {
             name_of_test(name): corpora
@@ -142,13 +141,13 @@ class Recipe:
         corpora = {name: [stated(corpus) for corpus in getattr(self.data, name)] for name in ("train", "validation")}
         tests = {name: [stated(corpus) for corpus in corpora] for name, corpora in self.test.items()}
         return {
-            "model": dataclasses.asdict(self.model),
-            "data": {**dataclasses.asdict(self.data), **corpora},
-            "tokenizer": dataclasses.asdict(self.tokenizer),
-            "training": copy.deepcopy(self.training.to_dict()),
+            "model": asdict(self.model),
+            "data": {**asdict(self.data), **corpora},
+            "tokenizer": asdict(self.tokenizer),
+            "training": copy.deepcopy(self.training.values),
             "decoding": copy.deepcopy(stated(self.decoding)),
-            "average": dataclasses.asdict(self.average),
-            "guided_alignment": dataclasses.asdict(self.guided_alignment),
+            "average": asdict(self.average),
+            "guided_alignment": asdict(self.guided_alignment),
             "test": {name: corpora[0] if name in self._single else corpora for name, corpora in tests.items()},
         }
 
@@ -169,82 +168,68 @@ SECTIONS = tuple(entry.name for entry in fields(Recipe))
 def check_sections(recipe: Recipe) -> None:
     """Raise `UserError` for fields of several sections that contradict each other."""
     training, average, tokenizer, data = recipe.training, recipe.average, recipe.tokenizer, recipe.data
+    start, guided, steps = recipe.model.init_from, recipe.guided_alignment, training.baseline_steps
 
-    def reject(field: str, reason: str) -> NoReturn:
-        raise UserError(f"{field} {reason}.", field=field)
+    def require(holds: bool, field: str, reason: str) -> None:
+        if not holds:
+            raise UserError(f"{field} {reason}.", field=field)
 
-    # training
+    # evaluations
     metric = training.metric_for_best_model.removeprefix("eval_")
-    check_value("training.metric_for_best_model", metric, Literal[VALIDATION_METRICS])
-    if metric not in ("loss", "perplexity"):
-        if training.bleu_samples == 0:
-            reject("training.metric_for_best_model", "requires training.bleu_samples above 0")
-        if metric not in training.scorer.names:
-            names = ", ".join(training.scorer.names)
-            reject("training.metric_for_best_model", f"is not supported with training.text_metric; use {names}")
+    of_text = training.scorer.names if training.bleu_samples > 0 else ()
+    check_value("training.metric_for_best_model", metric, Literal[("loss", "perplexity", *of_text)])
     try:
-        higher_is_better(metric, training.greater_is_better)
+        higher_is_better(metric, training.values.get("greater_is_better"))
     except UserError as error:
         raise error.inside("training") from error
-    evaluating = {
-        "training.early_stopping_patience": training.early_stopping_patience,
-        "training.save_strategy": training.save_strategy == "best",
-        "average.which": average.which == "best",
-    }
-    for name, value in evaluating.items():
-        if value and training.eval_strategy == "no":
-            reject(name, "requires evaluation during training: set training.eval_strategy to steps")
-    if average.which == "best":
-        saves, evaluates = training.save_strategy, training.eval_strategy
+    uses_best = average.which == "best"
+    for name, is_set in (
+        ("training.early_stopping_patience", training.early_stopping_patience),
+        ("training.save_strategy", training.save_strategy == "best"),
+        ("average.which", uses_best),
+    ):
+        evaluates = training.eval_strategy != "no"
+        require(evaluates or not is_set, name, "requires evaluations: set training.eval_strategy to steps")
+    if uses_best and training.save_strategy != "best":
+        reason = "does not match training.eval_*: average.which=best needs an evaluation of each checkpoint"
+        require(training.save_strategy == training.eval_strategy, "training.save_strategy", reason)
         save_steps, eval_steps = training.save_steps, training.eval_steps or training.logging_steps
         meet = is_multiple(save_steps, eval_steps) or is_multiple(eval_steps, save_steps)
-        if saves not in ("best", evaluates) or (saves == "steps" and not meet):
-            field = f"training.save_{'strategy' if saves != evaluates else 'steps'}"
-            reject(field, "does not match training.eval_*: average.which=best needs an evaluation of each checkpoint")
-        delay = training.others.get("eval_delay") or 0
-        length = "max_steps" if evaluates == "steps" else "num_train_epochs"
-        if 0 < (getattr(training, length) or 0) < delay:
-            reject("training.eval_delay", f"is not supported with a lower training.{length} and average.which=best")
-    keep = getattr(training, average.keep_option)
-    if keep is not None and keep < average.count:
-        reject(f"training.{average.keep_option}", f"is not supported with average.count={average.count}; raise it")
-    steps = training.baseline_steps
-    if steps is not None and recipe.model.init_from is not None:
-        reject("training.baseline_steps", "is not supported with model.init_from, which is a trained baseline")
-    if steps is not None and training.max_steps > 0:
-        check_planned_steps(max(steps, 1), training.max_steps)
-    elif steps is not None and steps < 1:
-        reject("training.baseline_steps", "requires training.max_steps, because it is a share")
-    # tokenizers
-    origins = {"tokenizer.source": tokenizer.source, "model.init_from": recipe.model.init_from}
-    given = next((name for name, value in origins.items() if value is not None), None)
-    if tokenizer.tags and given is not None:
-        reject("tokenizer.tags", f"is not supported with {given}; a given tokenizer keeps its own tags")
+        require(training.save_strategy != "steps" or meet, "training.save_steps", reason)
+    keep = "keep_best" if uses_best else "keep_last"
+    enough = (training.values.get(keep) or average.count) >= average.count
+    require(enough, f"training.{keep}", f"is below average.count={average.count}")
+    # two stages
+    if steps is not None:
+        require(start is None, "training.baseline_steps", "is not supported with model.init_from, a trained baseline")
+        is_known = steps >= 1 or training.max_steps > 0
+        require(is_known, "training.baseline_steps", "requires training.max_steps, because it is a share")
+        if training.max_steps > 0:
+            check_planned_steps(max(steps, 1), training.max_steps)
+    # tokenizers and corpora
+    given = start if tokenizer.source is None else tokenizer.source
+    require(not tokenizer.tags or given is None, "tokenizer.tags", f"is not supported with the tokenizer of {given}")
     if tokenizer.dropout > 0:
         kinds = {tokenizer.kind, tokenizer.target_kind or tokenizer.kind}
-        if given is None and data.prepared is None and kinds != {"bpe"}:
-            reject("tokenizer.dropout", "is not supported by this tokenizer. Use one of kind bpe, or set it to 0")
-        if recipe.guides_alignment or any(corpus.has_trees for corpus in data.train):
-            reject("tokenizer.dropout", "is not supported with alignments or dependency trees, which have own tokens")
-    # corpora
-    guided, default = recipe.guided_alignment, GuidedAlignment()
-    if guided.weight > 0 and guided != default and not recipe.guides_alignment:
-        name = next(name for name, value in vars(guided).items() if value != getattr(default, name))
-        reject(f"guided_alignment.{name}", "requires alignments in data.train")
+        is_bpe = given is not None or data.prepared is not None or kinds == {"bpe"}
+        has_own_tokens = recipe.guides_alignment or any(corpus.has_trees for corpus in data.train)
+        reason = "is supported by tokenizers of kind bpe alone, without alignments and dependency trees"
+        require(is_bpe and not has_own_tokens, "tokenizer.dropout", reason)
+    has_effect = guided.weight == 0 or guided == GuidedAlignment() or recipe.guides_alignment
+    require(has_effect, "guided_alignment", "requires alignments in data.train")
     for place, corpus in recipe.corpora:
-        if corpus.alignments is not None and not place.startswith("data.train"):
-            reject(f"{place}.alignments", "has no effect: only training reads links")
+        is_read = corpus.alignments is None or place.startswith("data.train")
+        require(is_read, f"{place}.alignments", "has no effect: only training reads links")
     for name, corpora in recipe.test.items():
-        if len({corpus.target_tag for corpus in corpora}) > 1:
-            reject(f"test.{name}", "has corpora with different target tags. Make a test set for each")
+        tags = {corpus.target_tag for corpus in corpora}
+        require(len(tags) < 2, f"test.{name}", "has several target tags; make a test set for each")
 
 
 def check_planned_steps(baseline_steps: float, steps: int) -> None:
     """Raise `UserError` if the baseline's stage leaves no step for the variant."""
     if baseline_steps >= steps:
         raise UserError(
-            f"training.baseline_steps={baseline_steps} must be below {steps}, the number of steps of both stages "
-            "together. Raise training.max_steps.",
+            f"training.baseline_steps={baseline_steps} must be below {steps}, the number of steps of both stages.",
             field="training.baseline_steps",
         )
 
@@ -252,18 +237,6 @@ def check_planned_steps(baseline_steps: float, steps: int) -> None:
 def is_multiple(steps: float, of: float) -> bool:
     """Return whether one number of steps is a multiple of another; both may be shares of all steps."""
     return (steps < 1) == (of < 1) and abs(steps / of - round(steps / of)) < 1e-9 and steps >= of
-
-
-def name_of_entry(corpus: Any, number: int) -> str:
-    """Return the name of a test set in a list: that of sacrebleu."""
-    name = corpus.get("sacrebleu") if isinstance(corpus, Mapping) else getattr(corpus, "sacrebleu", None)
-    if not isinstance(name, str):
-        raise UserError(
-            f"test[{number}] has no name. Write a mapping, such as test: {{name: {{source: .., target: ..}}}}, or a "
-            "list of test sets of sacrebleu.",
-            field=f"test[{number}]",
-        )
-    return name.replace("/", "_")
 
 
 def name_of_test(name: Any) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Annotated, Any
 
@@ -18,25 +17,14 @@ from ..data.tags import check_tags
 from ..data.text import ON_EMPTY, ON_LONG
 from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES
 from ..errors import UserError, short_repr
-from ..options import (
-    LANGUAGE,
-    Range,
-    check_options,
-    documented,
-    given_fields,
-    option,
-    options_of,
-    parse,
-    remember_given,
-    stated,
-)
+from ..options import LANGUAGE, Range, check_options, documented, given_fields, option, options_of, parse
 from .arguments import training_options
-from .building import MOST_SYMBOLS, MOST_WIDTH
+from .building import MOST_SIZE
 from .metrics import TextScorer
 
 
-_LENGTH = Range(least=2, most=MOST_WIDTH)  # a word and the end token
-_SYMBOLS = Range(least=5, most=MOST_SYMBOLS)  # one beside the special tokens
+_LENGTH = Range(least=2, most=2**20)  # a word and the end token
+_SYMBOLS = Range(least=5, most=MOST_SIZE)  # one beside the special tokens
 
 
 @documented
@@ -196,11 +184,6 @@ class AverageSection:
     def __post_init__(self) -> None:
         check_options(self)
 
-    @property
-    def keep_option(self) -> str:
-        """Name of the training argument that keeps these checkpoints."""
-        return "keep_best" if self.which == "best" else "keep_last"
-
 
 # Arguments of transformers without an effect here; a recipe may only switch them off. Values: what to do instead.
 NO_EFFECT = {
@@ -237,60 +220,46 @@ class RunSection:
     )
 
 
-@dataclass
-class TrainingDefaults:
-    """Arguments of [`~recnmt_hf.TranslationTrainingArguments`] with another default in recipes."""
-
-    learning_rate: float = 7e-4
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.98
-    adam_epsilon: float = 1e-9
-    max_grad_norm: float = 0.0
-    lr_scheduler_type: str = "inverse_sqrt"
-    warmup_steps: float = 4000
-    label_smoothing_factor: float = 0.1
-    max_steps: int = 10000
-    eval_strategy: str = "steps"
-    save_strategy: str = "steps"
-    eval_steps: float = 500
-    save_steps: float = 500
-    logging_steps: float = 50
-    metric_for_best_model: str = "bleu"
-    report_to: str | list[str] = "none"
-    restore_callback_states_from_checkpoint: bool = True
-    ddp_find_unused_parameters: bool = False
-    seed: int = 1
-
-
-TRAINING_DEFAULTS = dataclasses.asdict(TrainingDefaults())
+# Values of [`~recnmt_hf.TranslationTrainingArguments`] in recipes where their default is another one.
+TRAINING_DEFAULTS: dict[str, Any] = {
+    "learning_rate": 7e-4,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.98,
+    "adam_epsilon": 1e-9,
+    "max_grad_norm": 0.0,
+    "lr_scheduler_type": "inverse_sqrt",
+    "warmup_steps": 4000,
+    "label_smoothing_factor": 0.1,
+    "max_steps": 10000,
+    "eval_strategy": "steps",
+    "save_strategy": "steps",
+    "eval_steps": 500,
+    "save_steps": 500,
+    "logging_steps": 50,
+    "metric_for_best_model": "bleu",
+    "report_to": "none",
+    "restore_callback_states_from_checkpoint": True,
+    "ddp_find_unused_parameters": False,
+    "seed": 1,
+}
+TRAINING_OPTIONS = {**training_options(), **options_of(RunSection)}
 STRATEGIES = ("eval_strategy", "save_strategy", "logging_strategy")
 
 
-@dataclass
-class TrainingSection(TrainingDefaults, RunSection):
+class TrainingSection:
     """
-    Section `training`: fields of [`~recnmt_hf.TranslationTrainingArguments`] and of [`RunSection`].
+    Section `training`: fields of [`~recnmt_hf.TranslationTrainingArguments`] and of [`RunSection`], as attributes.
 
-    `None` selects the default of the Trainer's arguments. `others` holds arguments that are only passed on to them.
+    Args:
+        content (mapping, *optional*): The given fields. `values` has them and the defaults of recipes.
+
+    Raises:
+        UserError: A field does not exist or has no effect, or a value is not allowed.
     """
 
-    use_cpu: bool | None = None
-    ddp_timeout: int = 1800
-    ddp_backend: str | None = None
-    num_train_epochs: float | None = None
-    greater_is_better: bool | None = None
-    text_metric: str = "bleu"
-    rouge_units: str = "words"
-    bleu_samples: int = 500
-    bleu_lowercase: bool = False
-    bleu_tokenize: str | None = None
-    keep_last: int | None = None
-    keep_best: int | None = None
-    others: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any]
 
-    @classmethod
-    def parse(cls, content: Any) -> TrainingSection:
-        """Build the section from a mapping, and check it."""
+    def __init__(self, content: Any = None):
         given = given_fields(content, TRAINING_OPTIONS, "training")
         given |= {name: "no" for name in STRATEGIES if given.get(name) is False}
         if given.get("num_train_epochs") is not None:
@@ -303,62 +272,44 @@ class TrainingSection(TrainingDefaults, RunSection):
             given["max_steps"] = -1
         if given.get("metric_for_best_model") is None:
             given.pop("metric_for_best_model", None)
-        typed = {entry.name for entry in fields(cls)} - {"others"}
-        others = {name: value for name, value in given.items() if name not in typed}
-        section = cls(**{name: value for name, value in given.items() if name in typed}, others=others)
-        remember_given(section, given)
-        section.check()
+        values = {**TRAINING_DEFAULTS, **given}
+        for name, value in values.items():
+            entry, place = TRAINING_OPTIONS[name], f"training.{name}"
+            if name in NO_EFFECT and value not in (None, False, entry.default):
+                raise UserError(f"{place} has no effect in a recipe: {NO_EFFECT[name]}.", field=place)
+            if (name, value) != ("max_steps", -1) or values.get("num_train_epochs") is None:  # else epochs decide
+                value = entry.check(value, place)
+            values[name] = value.value if isinstance(value, Enum) else value
+        if (values.get("baseline_steps") or 0) >= 1:
+            values["baseline_steps"] = int(values["baseline_steps"])
+        self.__dict__["values"] = values
         if "metric_for_best_model" not in given:
-            section.metric_for_best_model = section.scorer.names[-1] if section.bleu_samples > 0 else "loss"
-        return section
+            self.metric_for_best_model = self.scorer.names[-1] if self.bleu_samples > 0 else "loss"
 
     def __getattr__(self, name: str) -> Any:
-        others = self.__dict__.get("others", {})
-        if name not in others:
-            raise AttributeError(f"The recipe's section training does not set {name}")
-        return others[name]
+        if name not in TRAINING_OPTIONS:
+            raise AttributeError(name)
+        return self.values.get(name, TRAINING_OPTIONS[name].default)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.values[name] = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TrainingSection) and self.values == other.values
 
     @property
     def runs_on_cpu(self) -> bool:
         """Whether the run uses the CPU."""
-        return not torch.accelerator.is_available() if self.use_cpu is None else self.use_cpu
+        given = self.values.get("use_cpu")
+        return not torch.accelerator.is_available() if given is None else bool(given)
 
     @property
     def scorer(self) -> TextScorer:
         """Scorer of generated text."""
         return TextScorer(self.text_metric, self.rouge_units, self.bleu_lowercase, self.bleu_tokenize)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the defaults of recipes, and the given fields."""
-        values = {name: getattr(self, name) for name in TRAINING_DEFAULTS} | stated(self) | self.others
-        return {name: value for name, value in values.items() if name != "others"}
-
     def trainer_settings(self) -> dict[str, Any]:
         """Return the arguments of [`~recnmt_hf.TranslationTrainingArguments`]."""
-        settings = {"disable_tqdm": not sys.stderr.isatty(), **self.to_dict(), "use_cpu": self.runs_on_cpu}
+        settings = {"disable_tqdm": not sys.stderr.isatty(), **self.values, "use_cpu": self.runs_on_cpu}
         excluded = options_of(RunSection).keys() | NO_EFFECT | {"hub_token"}  # checkpoints store the arguments
         return {name: value for name, value in settings.items() if name not in excluded}
-
-    def check(self) -> None:
-        """Raise `UserError` for a value that is not allowed, or a field that has no effect in recipes."""
-        for name, value in self.to_dict().items():
-            entry = TRAINING_OPTIONS[name]
-            place = f"training.{name}"
-            if name in NO_EFFECT and value not in (None, False, entry.default):
-                raise UserError(f"{place} has no effect in a recipe: {NO_EFFECT[name]}.", field=place)
-            entry = replace(entry, default=TRAINING_DEFAULTS.get(name, entry.default))
-            if name == "max_steps" and value == -1:  # epochs decide
-                if self.num_train_epochs is None:
-                    raise UserError("training.max_steps=-1 requires training.num_train_epochs.", field=place)
-                entry = replace(entry, allowed=None)
-            value = entry.check(value, place)
-            if name == "baseline_steps" and value is not None and value >= 1:
-                value = int(value)
-            value = value.value if isinstance(value, Enum) else value
-            if name in self.others:
-                self.others[name] = value
-            else:
-                setattr(self, name, value)
-
-
-TRAINING_OPTIONS = {**training_options(), **options_of(RunSection)}
