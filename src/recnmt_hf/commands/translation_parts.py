@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from hashlib import sha256
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from .._plain_text import on_one_line
-from ..errors import ExistingFileError, UserError, short_repr
+from ..errors import ExistingFileError, UserError
 from . import arguments
 
 
@@ -35,20 +35,13 @@ PLAN = "plan.txt"
 OWN = re.compile(r"\d{8}((\.\d+)?\.partial)?|plan\.txt|\.lock")
 
 
-def read_first(lines: Iterable[str]) -> Iterator[str]:
-    """Read the first line now, so that an unreadable file is reported before a model is loaded."""
-    lines = iter(lines)
-    return chain(list(islice(lines, 1)), lines)
-
-
 def inputs_of(args: argparse.Namespace) -> tuple[Iterator[str], Iterator[str] | None]:
     """Return the lines to translate, with their dependency trees, and the prefixes."""
     from ..data.text import read_lines
 
     source = arguments.stream(args.input)
     lines = arguments.with_trees(read_lines(source), source, args.source_trees)
-    lines = lines if source is None else read_first(lines)
-    return lines, None if args.prefix is None else read_first(read_lines(arguments.stream(args.prefix)))
+    return lines, None if args.prefix is None else read_lines(arguments.stream(args.prefix))
 
 
 def write_translations(
@@ -97,28 +90,24 @@ def translate_in_parts(args: argparse.Namespace) -> None:
     Translate `args.input` to `args.output` as one of the processes of a launcher. `UserError` also if a part is
     missing, or the folder of the parts has other files.
     """
-    from ..data.files import check_replaceable, explained_preparation, lock, refuse_inputs
+    from ..data.files import lock, open_output
     from ..training.processes import logger
 
     rank, world = launched_processes()
     folder = Path(f"{args.output}.parts")
     with ExitStack() as stack:
         if rank == 0:
-            inputs = (args.input, args.prefix, args.source_trees)
-            refuse_inputs(args.output, [path for path in inputs if path])
-            with explained_preparation(args.output):
-                check_replaceable(args.output)
-                if folder.exists() and not folder.is_dir():
-                    raise ExistingFileError(f"{folder} is a file, but the output is a folder.", field=folder)
-                folder.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(lock(folder / ".lock"))
-            finished_parts = begin(folder, plan_of(args))
-            if finished_parts:
+            inputs = [path for path in (args.input, args.prefix, args.source_trees) if path]
+            out = stack.enter_context(open_output(args.output, inputs))
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock(folder / ".lock"))
+            if finished_parts := begin(folder, plan_of(args)):
                 logger.info(f"{finished_parts} parts in {folder} are complete already.")
         translate_together(args, folder, rank, world)
         if rank == 0:
-            join_parts(folder, args)
-            shutil.rmtree(folder)
+            join_parts(folder, args, out)
+    if rank == 0:
+        shutil.rmtree(folder)
 
 
 def plan_of(args: argparse.Namespace) -> str:
@@ -196,22 +185,17 @@ def parts_of(
         yield number, part, None if prefixes is None else list(islice(prefixes, len(part)))
         number, count = number + 1, count + len(part)
     if prefixes is not None and next(prefixes, None) is not None:
-        raise UserError(f"There are only {short_repr(count)} sentences, but more prefixes.", field="sentences")
+        raise UserError(f"There are only {count} sentences, but more prefixes.", field="sentences")
 
 
-def join_parts(folder: Path, args: argparse.Namespace) -> None:
+def join_parts(folder: Path, args: argparse.Namespace, out: IO[str]) -> None:
     """Write the parts to the output in order; `UserError` if one is missing."""
-    from ..data.files import open_output
-
-    found = {path.name for path in folder.glob("[0-9]*")}
-    expected = [f"{number:08d}" for number, *_ in parts_of(*inputs_of(args))]
-    if missing := [name for name in expected if name not in found]:
-        raise UserError(
-            f"{folder} lacks {short_repr(len(missing))} parts of the translation. Run the same command again: "
-            "finished parts are kept.",
-            field=folder,
+    expected = [folder / f"{number:08d}" for number, *_ in parts_of(*inputs_of(args))]
+    if missing := sum(not path.exists() for path in expected):
+        message = (
+            f"{folder} lacks {missing} parts of the translation. Run the same command again: finished parts are kept."
         )
-    with open_output(args.output) as out:
-        for name in expected:
-            with (folder / name).open(encoding="utf-8", newline="\n") as part:
-                shutil.copyfileobj(part, out)
+        raise UserError(message, field=folder)
+    for path in expected:
+        with path.open(encoding="utf-8", newline="\n") as part:
+            shutil.copyfileobj(part, out)
