@@ -43,9 +43,6 @@ def add_arguments(parser: arguments.Parser) -> None:
 def check(args: argparse.Namespace) -> None:
     if (args.links is None) == (args.model is None) or (args.links is not None and args.gold is None):
         raise UserError("Pass a model with --source and --target or --text, or --links with --gold.")
-    for name in ("source", "target", "text", "plot", "output", "source_trees"):
-        if args.links is not None and getattr(args, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')} and --links cannot be combined.")
     if args.source_trees is not None and args.source is None:
         raise UserError("--source-trees requires --source.", field="--source-trees")
     files = (args.source is not None) + (args.target is not None)
