@@ -350,18 +350,15 @@ def test_inside_a_model(page, hostile):
     page.locator("#inside-explanation").get_by_text("nothing to inspect").wait_for()
 
 
-def test_scores_and_card_of_a_hostile_model(page, hostile):
+def test_card_of_a_hostile_model(page, hostile):
     page.get_by_role("tab", name="About").click()
     page.get_by_text("A small model").wait_for()
-    scores, card = page.locator("#scores"), page.locator("#card")
-    scores.get_by_text("12.35").wait_for()
-    assert scores.inner_text().count(hostile) >= 4
+    card = page.locator("#card")
     assert hostile in card.inner_text() and 'print("<b>code</b>")' in card.inner_text() and "a < b" in card.inner_text()
     assert "license: mit" not in card.inner_text()
-    assert page.locator("#scores :is(img, script), #card :is(img, script)").count() == 0
+    assert page.locator("#card :is(img, script)").count() == 0
     page.locator("#about-model input").click()
     page.get_by_role("option", name="gret").click()
-    scores.get_by_text("No scores were recorded").wait_for()
     card.get_by_text("This model has no card").wait_for()
 
 

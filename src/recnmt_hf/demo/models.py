@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from huggingface_hub import ModelCard
 from .._loading_errors import folder_of_model
 from .._plain_card import CARD
 from ..analysis.subjects import find_subject
+from ..errors import UserError
 from ..families import Subject
 from ..hub.checked_copy import short_name
 from ..inference.backends.export_settings import is_export, read_export_settings
@@ -34,9 +36,12 @@ class DemoModel:
         """The view of its family's own mechanism; `UserError` if there is nothing to show."""
         return find_subject(self.translator.inspected_model().config)
 
-    def evidence(self) -> Evidence:
-        """Return the recorded evidence; empty without a file of it, `UserError` if that is damaged."""
-        return Evidence.load(self.path)
+    @cached_property
+    def example(self) -> str:
+        """The example sentence of the recorded evidence; empty without one."""
+        with suppress(UserError):
+            return Evidence.load(self.path).example
+        return ""
 
     def card(self) -> str:
         """Return the Markdown of the card without its metadata; empty if there is none."""

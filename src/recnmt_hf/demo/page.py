@@ -28,6 +28,7 @@ WAITING = "Waiting for a free place ..."
 BUSY = "Too many requests are waiting. Try again in a moment."
 NO_TEXT = "Enter a text to translate."
 NO_CHOICE = "Choose at least one model."
+NO_CARD = "This model has no card; `recnmt publish --card-only` writes one."
 # Text and buttons with more contrast than the theme's own.
 COLORS = {
     **dict.fromkeys(("body_text_color_subdued", "block_info_text_color", "block_label_text_color"), "*neutral_600"),
@@ -90,10 +91,7 @@ class Page:
 
     def example(self) -> str:
         """Return a sentence to begin with: the example of a model's evidence."""
-        model = self.models[self.first(lambda model: model.evidence().example)]
-        with suppress(UserError):
-            return model.evidence().example
-        return ""
+        return self.models[self.first(lambda model: model.example)].example
 
     def first(self, shows: Callable[[DemoModel], Any]) -> str:
         """Return the name of the first model that shows something, or else of the first one."""
@@ -215,14 +213,9 @@ class Page:
         names = ("layer", "head", "direction")
         return rendering.note(text), *(gr.update(visible=option in options, value=None) for option in names)
 
-    def about(self, name: Any) -> tuple[str, str]:
-        """Return the recorded scores and the card of a model."""
-        model = self.chosen(name)[0]
-        try:
-            scores = rendering.scores(model.evidence(), model.translator.model.config)
-        except UserError as error:
-            scores = rendering.note(str(error), True)
-        return scores, rendering.card(model.card() or "This model has no card (README.md).")
+    def about(self, name: Any) -> str:
+        """Return the card of a model."""
+        return rendering.card(self.chosen(name)[0].card() or NO_CARD)
 
 
 # -- layout ------------------------------------------------------------------------------------------------------------
@@ -353,13 +346,11 @@ def add_inside_tab(page: Page, names: list[str], tab: Any, private: dict[str, An
 
 
 def add_about_tab(page: Page, names: list[str], tab: Any, at_once: dict[str, Any]) -> None:
-    """Add the tab with scores and card."""
-    value = page.first(lambda model: model.evidence().tests or model.card())
+    """Add the tab with the card."""
+    value = page.first(lambda model: model.card())
     model = gr.Dropdown(names, value=value, label="Model", visible=len(names) > 1, elem_id="about-model")
-    scores = html(elem_id="scores")
-    with gr.Accordion("Model card", open=True):
-        card = html(elem_id="card")
-    gr.on([tab.select, model.change], page.about, model, [scores, card], **at_once)
+    card = html(elem_id="card")
+    gr.on([tab.select, model.change], page.about, model, card, **at_once)
 
 
 def launch_settings(**limits: Any) -> dict[str, Any]:

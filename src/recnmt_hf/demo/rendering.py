@@ -8,11 +8,9 @@ from html import escape
 from typing import Any
 
 from .._extras import packages_of_extra
-from ..families import FAMILIES
-from ..hub.card import describe_decoding, duration, score_rows
+from ..hub.card import duration
 from ..inference.translation_warnings import TranslationWarnings
 from ..inference.word_alignment import WordAlignment
-from ..training.evidence import Evidence
 from .live import Progress, Segment
 
 
@@ -46,14 +44,13 @@ def warning(warnings: TranslationWarnings) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]], label: str) -> str:
-    """Return a table whose first column names the rows; without `heads` it has no header."""
+    """Return a table whose first column names the rows."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heads)
-    head = f"<thead><tr>{head}</tr></thead>" if head else ""
     body = ""
     for first, *others in rows:
         cells = "".join(f'<td dir="auto">{escape(str(cell))}</td>' for cell in others)
         body += f'<tr><th scope="row" dir="auto">{escape(str(first))}</th>{cells}</tr>'
-    return scrolling(f"<table>{head}<tbody>{body}</tbody></table>", label)
+    return scrolling(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", label)
 
 
 def scrolling(content: str, label: str) -> str:
@@ -178,34 +175,6 @@ def picture(content: bytes, text: str) -> str:
 def values(text: str, is_open: bool) -> str:
     """Return the numbers of a picture as text."""
     return fold("Values", scrolling(f"<pre>{escape(text)}</pre>", "Values"), "values", is_open)
-
-
-def scores(evidence: Evidence, config: Any) -> str:
-    """Return the recorded scores and training of a model as tables."""
-    family = FAMILIES.get(config.model_type)
-    facts: list[tuple[str, Any]] = [("architecture", family.prefix if family else config.model_type)]
-    if family:
-        facts.append(("paper", family.paper.replace("*", "")))
-    facts.append(("languages", " to ".join(evidence.languages)))
-    for name, values, unit in (
-        ("parameters", evidence.model.get("parameters"), ""),
-        ("training", evidence.data.get("training_pairs"), " sentence pairs"),
-        ("steps", evidence.training.get("steps"), ""),
-        ("vocabulary", evidence.tokenizer.get("source_symbols"), " symbols"),
-    ):
-        facts.append((name, f"{values:,}{unit}" if values else ""))
-    facts.append(("hardware", evidence.training.get("hardware") or ""))
-    rows = [row for row in facts if row[1]]
-    return f"{tests(evidence)}<h3>Model</h3>{table([], rows, 'Facts about the model')}"
-
-
-def tests(evidence: Evidence) -> str:
-    """Return the table of the recorded scores on test sets."""
-    if not evidence.tests:
-        return "<h3>Scores</h3>" + note("No scores were recorded for this model; recnmt test measures them.")
-    heads, *rows = score_rows(evidence.tests)
-    notes = dict.fromkeys([*(test.signature for test in evidence.tests), *map(describe_decoding, evidence.tests)])
-    return f"<h3>Scores</h3>{table(heads, rows, 'Scores on test sets')}{''.join(map(note, notes))}"
 
 
 def card(text: str) -> str:
