@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import sys
 from typing import Any
 
 from ..errors import UserError
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace) -> None:
     from ..data.text import read_lines
     from ..metrics import bleu as metrics
     from ..metrics.significance import BOOTSTRAP, METHODS, RANDOMIZATION, SIGN, compare_systems
+    from ..metrics.suspicion import suspicions
 
     args.tokenize = metrics.bleu_tokenizer(args.language) if args.tokenize is None else args.tokenize
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
@@ -84,6 +86,9 @@ def run(args: argparse.Namespace) -> None:
         if out is not None:
             json.dump(report, out, indent=2, ensure_ascii=False)
     print("\n".join(shown))
+    for system, hypotheses in systems.items():
+        for suspicion in suspicions(hypotheses, references, source):
+            print(f"Warning: {system}: {suspicion}", file=sys.stderr)
 
 
 def measure(

@@ -30,6 +30,11 @@ def add_arguments(parser: arguments.Parser) -> None:
     arguments.add_trees_argument(parser, nargs=2, action="append", default=[], metavar=("NAME", "FILE"), help=trees)
     baseline = "model already tested on the same sets; adds a p-value of approximate randomization"
     add("--baseline", metavar="MODEL", help=baseline)
+    tune = (
+        "sources and references of a validation set, on which the exponent of the length penalty is chosen; each test "
+    )
+    tune += "set is evaluated with --length-penalty and, as NAME_tuned, with the chosen one"
+    add("--tune-length-penalty", nargs="+", metavar=("SOURCE", "REFERENCE"), help=tune)
     add = parser.group("languages")
     add("--source-lang", help="code of the source language (default: the run's)")
     add("--target-lang", help="code of the target language, the file extension of translations (default: the run's)")
@@ -45,6 +50,8 @@ def add_arguments(parser: arguments.Parser) -> None:
 def check(args: argparse.Namespace) -> None:
     if any(len(words) < 3 for words in args.set):
         raise UserError("--set requires a name, sources and at least one file of references.", field="--set")
+    if args.tune_length_penalty is not None and len(args.tune_length_penalty) < 2:
+        raise UserError("--tune-length-penalty requires sources and references.", field="--tune-length-penalty")
     names = [name for name, *_ in args.set]
     arguments.refuse_duplicates(names, "--set")
     arguments.refuse_duplicates([name for name, _ in args.source_trees], "--source-trees")
@@ -62,6 +69,7 @@ def run(args: argparse.Namespace) -> None:
     from ..training.metrics import TextScorer
     from ..training.recipe import name_of_test
     from ..training.testing import add_score, compare_with_baseline, test_model
+    from ..training.tuning import tune_length_penalty
 
     for name, *_ in args.set:
         name_of_test(name)
@@ -88,12 +96,21 @@ def run(args: argparse.Namespace) -> None:
         tokenize = tokenize or bleu_tokenizer(next(filter(None, named), None))
     scorer = TextScorer("rouge" if args.rouge else "bleu", args.rouge or "words", args.lowercase, tokenize)
     scorer.scores(["a"], ["a"])  # reject an unknown tokenizer before translating
-    for name, (sources, references) in sets.items():
+    runs = [(name, name, args.options) for name in sets]
+    if args.tune_length_penalty is not None:
+        corpus = {"source": args.tune_length_penalty[0], "target": args.tune_length_penalty[1:]}
+        scores = tune_length_penalty(translator, *load_test_set(corpus, "source", "target"), args.options, scorer)
+        alpha, best = next(iter(scores.items()))
+        arguments.note(f"length penalty {alpha}: {best:.2f} on the validation set, rescored")
+        tuned = replace(args.options, length_penalty=alpha)
+        runs += [(name, f"{name}_tuned", tuned) for name in sets]
+    for name, shown, options in runs:
+        sources, references = sets[name]
         source, *targets = (Path(masked(path)).name for path in (corpora[name]["source"], *corpora[name]["target"]))
         dataset: dict[str, Any] = {"source": source, "target": targets if len(targets) > 1 else targets[0]}
         if trees := corpora[name].get("source_trees"):
             dataset["source_trees"] = Path(trees).name
-        tested = test_model(translator, name, sources, references, language, args.options, scorer, [dataset])
+        tested = test_model(translator, shown, sources, references, language, options, scorer, [dataset])
         score, translations, summary = tested
         if baseline is not None:
             compare_with_baseline(score, translations, references, baseline, without_private(args.baseline), scorer)

@@ -1,0 +1,38 @@
+"""Faults of translations that a score does not show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from .._plain_text import count_words
+from .bleu import References, reference_sets
+
+
+def suspicions(
+    hypotheses: Sequence[str], references: References, sources: Sequence[str] | None = None
+) -> Iterator[str]:
+    """
+    Yield a sentence for each fault: nearly constant output, output copied from the source, and output of another length
+    than the references.
+
+    Args:
+        hypotheses (sequence of `str`): Translations.
+        references (sequence of `str`, or of such sequences): One reference set or several.
+        sources (sequence of `str`, *optional*): Source sentences.
+    """
+    first, count = reference_sets(hypotheses, references)[0], len(hypotheses)
+    frequent = sum(number for _, number in Counter(hypotheses).most_common(3))
+    if len(set(sources or first)) > 6 and 2 * frequent > count:
+        yield f"{frequent} of {count} translations are one of three strings."
+    if sources is not None:
+        copied = sum(one.split() == source.split() != [] for one, source in zip(hypotheses, sources, strict=True))
+        if 4 * copied > count:
+            yield f"{copied} of {count} translations are copies of their sources."
+    lengths = [(count_words(one), count_words(reference)) for one, reference in zip(hypotheses, first, strict=True)]
+    for text, number in (
+        ("shorter than half", sum(2 * own < other for own, other in lengths)),
+        ("longer than twice", sum(own > 2 * other for own, other in lengths)),
+    ):
+        if 4 * number > count:
+            yield f"{number} of {count} translations are {text} of their references."
