@@ -49,9 +49,8 @@ LISTED_RUNS = {
     "families/family.py: Family.load_class: importlib.import_module": "modules of this package, named in its source",
     "commands/main.py: build_parser: importlib.import_module": "modules of this package, from the table of commands",
     "data/sharding.py: make_shards: multiprocessing.get_context": "processes of this package",
-    "data/corpora.py: Corpus._records: datasets.load_dataset": "since version 4 datasets runs no code of a set",
+    "data/corpora.py: Corpus._read_dataset: datasets.load_dataset": "since version 4 datasets runs no code of a set",
     "data/prepared.py: prepare_dataset: datasets.load_from_disk": "Arrow files and JSON that the package has written",
-    "data/prepared.py: load_prepared: datasets.load_from_disk": "Arrow files and JSON that the package has written",
     "hub/card.py: run_isolated: subprocess.run": "the code of a card, on a copy whose code is the installed package's",
     "inference/pipeline.py: pipeline: transformers.pipeline": "the user's call; trust_remote_code is theirs",
     "training/moving_average.py: MovingAverage.resume: torch.load": "with weights_only=True",
@@ -81,6 +80,7 @@ LISTED_SENDS = {
     "hub/publishing.py: upload: add_collection_item": "the collection that the user names",
     "models/configuration_seq2seq.py: interval.check: huggingface_hub.dataclasses.as_validated_field": "checks a value",
     "models/configuration_seq2seq.py: strict_config: huggingface_hub.dataclasses.strict": "checks the types of fields",
+    "models/seq2seq_loading.py: read_safetensors: huggingface_hub.snapshot_download": "weights of the named baseline",
     "models/seq2seq_loading.py: Seq2SeqPreTrainedModel: _upload_modified_files": "the user's own push_to_hub",
     "models/seq2seq_loading.py: Seq2SeqPreTrainedModel._upload_modified_files: _upload_modified_files": (
         "transformers' part of it, for the folder that its save_pretrained has written"
@@ -261,11 +261,6 @@ def test_what_sends_is_listed(trees):
 def test_what_is_uploaded_is_listed(trees):
     compare(set(ALLOWED), LISTED_PATTERNS)
     compare({f"{path}: {use}" for path in PREPARING for use in writes(trees[path])}, LISTED_WRITES)
-
-
-def test_reasons_are_given():
-    for listed in (LISTED_RUNS, LISTED_TRUST, LISTED_SENDS, LISTED_WRITES, LISTED_PATTERNS):
-        assert all(len(reason) > 8 for reason in listed.values())
 
 
 def test_a_new_place_is_found():

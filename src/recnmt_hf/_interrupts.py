@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 
 # Seconds in which a second signal is ignored: launchers repeat signals that the terminal has sent already.
@@ -57,20 +56,18 @@ class Interrupts:
         """Return the word for the message."""
         return WORDS[signal.Signals((self.received or [signal.SIGINT])[0])]
 
-    def install(self) -> dict[int, Any]:
-        """Handle the signals without a handler, and return the handlers that were replaced."""
-        if threading.current_thread() is not threading.main_thread():
-            return {}
+    def install(self) -> list[int]:
+        """Handle the signals without a handler, and return them."""
         numbers: list[int] = [signal.SIGINT]
         # A launcher must be able to end a process that is stuck in a collective operation.
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             numbers.append(signal.SIGTERM)
-        handlers = {number: signal.getsignal(number) for number in numbers}
         unhandled = (signal.SIG_DFL, signal.default_int_handler)
-        replaced = {number: handler for number, handler in handlers.items() if handler in unhandled}
-        for number in replaced:
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = [number for number in numbers if is_main and signal.getsignal(number) in unhandled]
+        for number in numbers:
             signal.signal(number, self)
-        return replaced
+        return numbers
 
 
 _of_command: Interrupts | None = None
@@ -100,9 +97,8 @@ def raised_interrupts() -> Iterator[Interrupts]:
         yield interrupts
     finally:
         interrupts.is_working = False
-        for number, handler in replaced.items():
-            if signal.getsignal(number) is interrupts:
-                signal.signal(number, handler)
+        for number in replaced:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def end_with_parent(parent: int, message: str = "") -> None:

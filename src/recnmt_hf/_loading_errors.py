@@ -1,4 +1,4 @@
-"""Places of models, and plain errors for models and tokenizers that cannot be loaded."""
+"""Places and files of models, and plain errors for models and tokenizers that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from .errors import MissingFileError, UserError
 
@@ -14,6 +15,8 @@ from .errors import MissingFileError, UserError
 FINAL = "model"
 # Maximum number of characters of a quoted reason.
 LONGEST = 240
+# Arguments of `from_pretrained` that also apply to single files.
+PLACE_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only")
 
 
 def looks_local(path: str) -> bool:
@@ -26,6 +29,17 @@ def folder_of_model(path: str | Path) -> str:
     path, final = str(path), Path(path) / FINAL
     has_own = not path or (Path(path) / "config.json").is_file()
     return path if has_own or not (final / "config.json").is_file() else str(final)
+
+
+def optional_file(path: str | Path, name: str, **kwargs: Any) -> Path | None:
+    """Return a file of a model's folder or repository, `None` without it; `kwargs` are those of `from_pretrained`."""
+    if looks_local(str(path)):
+        return Path(path) / name if (Path(path) / name).is_file() else None
+    from transformers.utils import cached_file, has_file
+
+    place = {key: value for key, value in kwargs.items() if key in PLACE_ARGUMENTS}
+    with explained_loading(path, f"{name} of"):
+        return Path(str(cached_file(str(path), name, **place))) if has_file(str(path), name, **place) else None
 
 
 @contextmanager
@@ -50,10 +64,8 @@ def explained_loading(path: str | Path, what: str = "model") -> Iterator[None]:
                 "(trust_remote_code=True). Commands without this option cannot load it.",
                 field=path,
             ) from error
-        reason = shorten(str(error))
-        if type(error) not in (OSError, ValueError, Exception):
-            reason = f"{type(error).__name__}: {reason}"
         kind = MissingFileError if isinstance(error, OSError) and not Path(path).exists() else UserError
+        reason = shorten(f"{type(error).__name__}: {error}")
         raise kind(f"The {what} {path} cannot be loaded ({reason}).", field=path) from error
 
 

@@ -31,7 +31,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from .errors import UserError, short_repr
+from .errors import UserError
 from .models.configuration_biarn_transformer import BiARNTransformerConfig
 from .models.configuration_gret import GRETConfig
 from .models.configuration_nmt_transformer import NMTTransformerConfig
@@ -80,10 +80,8 @@ class ONLSTM(ModelONLSTM):
 
     def __init__(self, chunk_size: int, input_size: int, hidden_size: int, bidirectional: bool = False):
         if chunk_size < 1 or hidden_size % chunk_size or hidden_size == chunk_size:
-            allowed = f"a divisor of hidden_size={hidden_size}, below it"
-            raise UserError(
-                f"chunk_size={short_repr(chunk_size)} is not allowed; it must be {allowed}.", field="chunk_size"
-            )
+            message = f"chunk_size={chunk_size} must be a divisor of hidden_size={hidden_size}, below it."
+            raise UserError(message, field="chunk_size")
         super().__init__(chunk_size, input_size, hidden_size, bidirectional)
         bound = 1 / math.sqrt(hidden_size)  # like torch's layers; models initialize theirs later
         for parameter in self.parameters():
@@ -115,17 +113,18 @@ class AttentiveRecurrentNetwork(AttentiveRecurrence):
         cell: Literal["gru", "lstm"] = "gru",
         dropout: float = 0.0,
     ):
-        config = BiARNTransformerConfig(
-            d_model=d_model,
-            encoder_attention_heads=num_heads,
-            decoder_attention_heads=num_heads,
-            attention_dropout=dropout,
-            recurrence_encoder_type="biarn" if bidirectional else "arn",
-            recurrence_hidden_size=hidden_size or d_model,
-            recurrence_steps=steps,
-            recurrence_cell=cell,
+        super().__init__(
+            BiARNTransformerConfig(
+                d_model=d_model,
+                encoder_attention_heads=num_heads,
+                decoder_attention_heads=num_heads,
+                attention_dropout=dropout,
+                recurrence_encoder_type="biarn" if bidirectional else "arn",
+                recurrence_hidden_size=hidden_size or d_model,
+                recurrence_steps=steps,
+                recurrence_cell=cell,
+            )
         )
-        super().__init__(config)
 
 
 class CapsuleRouting(CapsuleLayer):
@@ -140,14 +139,12 @@ class CapsuleRouting(CapsuleLayer):
     """
 
     def __init__(self, d_model: int, num_capsules: int, capsule_dim: int | None = None, iterations: int = 3):
-        config = GRETConfig(
-            d_model=d_model,
-            num_capsules=num_capsules,
-            capsule_dim=capsule_dim or d_model,
-            routing_iterations=iterations,
-            **HEADS,
-        )
-        super().__init__(config)
+        sizes: dict[str, Any] = {
+            "num_capsules": num_capsules,
+            "capsule_dim": capsule_dim or d_model,
+            "routing_iterations": iterations,
+        }
+        super().__init__(GRETConfig(d_model=d_model, **sizes, **HEADS))
 
 
 class RelationLayer(ModelRelationLayer):
@@ -198,7 +195,16 @@ class RecurrentPositions(ModelRecurrentPositions):
         return super().forward(embeddings, attention_mask, None)
 
 
-class SSRU(SimplerSimpleRecurrentUnit):
+class CausalLayer(nn.Module):
+    """Base class of layers of decoders without their cache."""
+
+    def forward(self, inputs: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Map inputs `(batch_size, length, width)` to outputs of the same shape."""
+        outputs: torch.Tensor = super().forward(inputs, attention_mask)[0]
+        return outputs
+
+
+class SSRU(CausalLayer, SimplerSimpleRecurrentUnit):  # type: ignore[misc]
     """
     Simpler simple recurrent unit (Kim et al., 2019), which runs from left to right.
 
@@ -211,14 +217,8 @@ class SSRU(SimplerSimpleRecurrentUnit):
         fields: dict[str, Any] = {"decoder_autoregression": "ssru", "decoder_recurrence_projection": projection}
         super().__init__(NMTTransformerConfig(d_model=width, **HEADS, **fields), layer_idx=0)
 
-    def forward(  # type: ignore[override]
-        self, inputs: torch.Tensor, attention_mask: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Map inputs `(batch_size, length, width)` to outputs of the same shape."""
-        return super().forward(inputs, attention_mask)[0]
 
-
-class AverageAttention(ModelAverageAttention):
+class AverageAttention(CausalLayer, ModelAverageAttention):  # type: ignore[misc]
     """
     Average attention (Zhang et al., 2018): the mean of all inputs so far, mapped and gated.
 
@@ -230,14 +230,6 @@ class AverageAttention(ModelAverageAttention):
     """
 
     def __init__(self, width: int, ffn_dim: int | None = None, gate: Literal["joint", "separate", "none"] = "joint"):
-        has_ffn, sizes = ffn_dim is not None, {"d_model": width, **HEADS}
-        config = NMTTransformerConfig(
-            aan_ffn=has_ffn, aan_ffn_dim=ffn_dim or width, aan_gate=gate, activation_dropout=0.0, **sizes
-        )
+        fields: dict[str, Any] = {"aan_ffn": ffn_dim is not None, "aan_ffn_dim": ffn_dim or width, "aan_gate": gate}
+        config = NMTTransformerConfig(d_model=width, activation_dropout=0.0, **HEADS, **fields)
         super().__init__(config, layer_idx=0)
-
-    def forward(  # type: ignore[override]
-        self, inputs: torch.Tensor, attention_mask: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Map inputs `(batch_size, length, width)` to outputs of the same shape."""
-        return super().forward(inputs, attention_mask)[0]

@@ -102,8 +102,7 @@ def test_other_files_are_not_deleted(tiny_folder, texts, capsys):
     command = ["translate", str(tiny_folder), "-i", str(texts), *OPTIONS]
     assert main_of_two([*command, "-o", str(texts.parent / "out")]) == 2
     assert "is not empty" in capsys.readouterr().err and (folder / "notes.txt").read_text() == "mine"
-    assert main_of_two([*command, "-o", str(folder)]) == 2 and main_of_two([*command, "-o", "/proc/version/out"]) == 2
-    assert re.findall("is a folder|cannot be written", capsys.readouterr().err) == ["is a folder", "cannot be written"]
+    assert main_of_two([*command, "-o", str(folder)]) == main_of_two([*command, "-o", "/proc/version/out"]) == 2
     before = texts.read_text()
     assert main_of_two([*command, "-o", str(texts)]) == 2
     assert "is also an input and would be" in capsys.readouterr().err and texts.read_text() == before

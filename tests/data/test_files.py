@@ -38,7 +38,7 @@ def test_what_stood_there_stays_until_the_new_file_is_whole(tmp_path, error):
     assert path.read_text() == "new\n" and os.listdir(tmp_path) == ["out.txt"]
 
 
-def test_folders_on_the_way_are_made_and_go_again(tmp_path):
+def test_missing_folders_are_made_and_removed_again(tmp_path):
     path = tmp_path / "a" / "b" / "out.txt.gz"
     with pytest.raises(Stop), open_output(path):
         raise Stop
@@ -100,38 +100,20 @@ def test_redirected_streams_are_files_too(tmp_path):
 def test_a_full_disk_is_reported_and_leaves_the_old_file(tmp_path):
     path = tmp_path / "out.txt"
     path.write_text("old\n")
-    with rejects("No space left on device", field=str(path)), open_output(path):
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"), open_output(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert path.read_text() == "old\n"
-    with rejects(field="/dev/full"), open_output("/dev/full") as file:
+    with pytest.raises(OSError, match="/dev/full"), open_output("/dev/full") as file:
         file.write("x" * 100_000)
 
 
-def test_errors_of_reading_are_not_blamed_on_the_output(tmp_path):
-    with pytest.raises(FileNotFoundError, match="missing"), open_output(tmp_path / "out.txt"):
-        (tmp_path / "missing").read_text()
-    with pytest.raises(OSError, match="no number"), open_output(tmp_path / "out.txt"):
-        raise OSError("no number")
-
-
-def test_file_without_permission(tmp_path):
+def test_outputs_that_cannot_be_written_are_found_first(tmp_path):
     path = tmp_path / "out.txt"
     path.write_text("old\n")
     path.chmod(0o400)
-    if os.access(path, os.W_OK):
-        pytest.skip("this user may write everything")
-    with rejects("cannot be written", "Permission denied"), open_output(path):
-        pass
-
-
-@pytest.mark.parametrize("call", ["mkdir", "mkdtemp"])
-def test_folder_without_permission(tmp_path, monkeypatch, call):
-    def refuse(*args, **kwargs):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path))
-
-    monkeypatch.setattr("pathlib.Path.mkdir" if call == "mkdir" else "tempfile.mkdtemp", refuse)
-    with rejects("cannot be written", "Permission denied"), open_output(tmp_path / "a" / "b"):
-        pass
+    for wrong in (tmp_path, path) if not os.access(path, os.W_OK) else (tmp_path,):
+        with pytest.raises(OSError, match=str(wrong)), open_output(wrong):
+            pytest.fail("was opened")
 
 
 def test_folder_appears_whole(tmp_path):
@@ -150,16 +132,11 @@ def test_folder_appears_whole(tmp_path):
     assert sorted(os.listdir(path)) == ["inner", "two"]
 
 
-def test_folder_overwrites_no_folder_and_no_model(tmp_path):
+def test_a_folder_with_other_work_is_not_used(tmp_path):
     (tmp_path / "one").write_text("1")
-    (tmp_path / "inner").mkdir()
-    with rejects(field=str(tmp_path / "inner")), open_output_folder(tmp_path) as working:
-        (working / "inner").write_text("new")
-    with rejects("is not empty", kind=ExistingFileError), open_output_folder(tmp_path, must_be_new=True):
-        pass
-    with rejects("is a file, but the output is a folder", kind=ExistingFileError), open_output_folder(tmp_path / "one"):
-        pass
-    assert sorted(os.listdir(tmp_path)) == ["inner", "one"] and (tmp_path / "one").read_text() == "1"
+    for place, settings in ((tmp_path, {"must_be_new": True}), (tmp_path / "one", {})):
+        with rejects(kind=ExistingFileError), open_output_folder(place, **settings):
+            pytest.fail("was opened")
     for name in ("config.json", "model/config.json", "checkpoint-7/tokenizer.json"):
         sign = tmp_path / "models" / name
         sign.parent.mkdir(parents=True, exist_ok=True)

@@ -55,26 +55,20 @@ def test_spaces_are_folded(tokenizer):
     assert ids == tokenizer("the dog sleeps")["input_ids"]
 
 
-def test_wrong_demands():
-    with rejects(field="kind"):
-        train_tokenizer(["a"], "unigram")
-    with rejects(field="vocab_size"):
-        train_tokenizer(["a"], "bpe", 4)
-    with rejects("contain no text to train a tokenizer on"):
-        train_tokenizer([], "bpe", 100)
-
-
 @pytest.mark.parametrize(
-    ("arguments", "code"),
+    ("arguments", "field"),
     [
-        ({"byte_fallback": True, "kind": "word"}, "is only supported with kind=bpe, got"),
-        ({"byte_fallback": True, "vocab_size": 260}, "Use a few thousand for BPE, or at least"),
-        ({"texts": "one text"}, "must be a list of sentences, got one"),
-        ({"texts": [], "byte_fallback": True, "vocab_size": 300}, "contain no text to train a tokenizer on"),
+        ({"kind": "unigram"}, "kind"),
+        ({"vocab_size": 4}, "vocab_size"),
+        ({"byte_fallback": True, "kind": "word"}, "byte_fallback"),
+        ({"byte_fallback": True, "vocab_size": 260}, "vocab_size"),
+        ({"texts": "one text"}, "texts"),
+        ({"texts": []}, "texts"),
+        ({"texts": [], "byte_fallback": True, "vocab_size": 300}, "texts"),
     ],
 )
-def test_values_that_do_not_belong_together(arguments, code):
-    with rejects(code):
+def test_wrong_demands(arguments, field):
+    with rejects(field=field):
         train_tokenizer(**{"texts": ["a b c"], **arguments})
 
 

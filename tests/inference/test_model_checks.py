@@ -12,7 +12,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.data import TokenizerPair
-from recnmt_hf.data.tokenizer_checks import stamp, stamp_tokenizers
+from recnmt_hf.data.tokenizer_pair import stamp, stamp_tokenizers
 from recnmt_hf.inference import Translator, align_pairs
 from recnmt_hf.inference.model_checks import check_weights
 from recnmt_hf.inference.model_settings import end_ids

@@ -246,6 +246,6 @@ def test_bad_trees_end_a_run_before_anything_is_written(corpora, tmp_path):
     assert caught.value.field in {f"{path}, line {number}" for number in range(1, last + 1)}
     assert not list((tmp_path / "run").iterdir())
     missing = {**corpora, "train": {**corpora["train"], "source_trees": str(tmp_path / "none.conllu")}}
-    with rejects(field=f"data.train[0]: {tmp_path}/none.conllu", kind=FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"none\.conllu"):
         train(recipe_of(missing), tmp_path / "other")
     assert not (tmp_path / "other").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +102,12 @@ def attach_links(lines: Iterable[str], text: str | Path, alignments: str | Path,
     Yield lines of translations, from the file `text`, with their links from the file `alignments`, plain or compressed,
     whose lines may be empty. `UserError` if the files have different numbers of lines.
     """
-    links, name, number = read_lines(alignments), masked(str(alignments)), 0
-    for number, line in enumerate(lines, start=1):
-        own = next(links, None)
-        if own is None:
-            count = number + sum(1 for _ in lines)
-            raise UserError(f"{name} has {number - 1} lines, but {text} has {count}.", field=name)
-        yield Sentence(line, links=Links(own, f"{name}, line {number}", units))
-    if rest := sum(1 for _ in links):
-        raise UserError(f"{name} has {number + rest} lines, but {text} has {number}.", field=name)
+    name = masked(str(alignments))
+    for number, (line, links) in enumerate(zip_longest(lines, read_lines(alignments)), start=1):
+        if line is None or links is None:
+            ended, other = (text, name) if line is None else (name, text)
+            raise UserError(f"{ended} has only {number - 1} lines, but {other} has more.", field=name)
+        yield Sentence(line, links=Links(links, f"{name}, line {number}", units))
 
 
 class AlignedSide:
@@ -144,43 +142,33 @@ def links_of_batch(
 ) -> list[list[int]]:
     """
     Return the links between the tokens of each pair of a batch with the columns `source`, `target` and `alignment`
-    ([`~recnmt_hf.data.records.Links`] as a mapping, or `None`), as [`links_of_line`]. `tokenizers` and `ids` are those
-    of both sides.
+    ([`~recnmt_hf.data.records.Links`] as a mapping, or `None`), as `[source, target, source, target, ...]`. Every token
+    of a target unit is linked to every token of its source unit; links of truncated or dropped tokens are left out.
+    `tokenizers` and `ids` are those of both sides. `UserError` for a malformed link, or a position beyond the sentence.
     """
     rows: list[list[int]] = []
-    for source, target, alignment, *own in zip(batch["source"], batch["target"], batch["alignment"], *ids, strict=True):
-        if alignment is None or not alignment["line"]:
-            rows.append([])
-            continue
-        links = Links(**alignment)
-        sides = (
-            AlignedSide(tokenizer, text, tokens, links.units, is_target)
-            for tokenizer, text, tokens, is_target in zip(tokenizers, (source, target), own, (False, True), strict=True)
-        )
-        rows.append(links_of_line(links, *sides))
+    for *texts, alignment, source_ids, target_ids in zip(
+        batch["source"], batch["target"], batch["alignment"], *ids, strict=True
+    ):
+        pairs: set[tuple[int, int]] = set()
+        if alignment is not None and alignment["line"]:
+            links = Links(**alignment)
+            source = AlignedSide(tokenizers[0], texts[0], source_ids, links.units)
+            target = AlignedSide(tokenizers[1], texts[1], target_ids, links.units, is_target=True)
+            for (i, j), _ in marked_links(links.line, links.place):
+                if i >= source.count or j >= target.count:
+                    raise UserError(
+                        f"the link {i}-{j} is beyond {source.count} source and {target.count} target {links.units}.",
+                        field=links.place,
+                    )
+                pairs |= {(own, other) for own in source.tokens.get(i, ()) for other in target.tokens.get(j, ())}
+        rows.append([position for link in sorted(pairs, key=lambda link: link[::-1]) for position in link])
     return rows
-
-
-def links_of_line(links: Links, source: AlignedSide, target: AlignedSide) -> list[int]:
-    """
-    Return the links between the tokens of a sentence pair as `[source, target, source, target, ...]`, from the line of
-    links between their units: every token of a target unit is linked to every token of its source unit. Links of
-    truncated or dropped tokens are left out. `UserError` for a malformed link, or a position beyond the sentence.
-    """
-    pairs = set()
-    for (i, j), _ in marked_links(links.line, links.place):
-        if i >= source.count or j >= target.count:
-            raise UserError(
-                f"the link {i}-{j} is beyond {source.count} source and {target.count} target {links.units}.",
-                field=links.place,
-            )
-        pairs |= {(own, other) for own in source.tokens.get(i, ()) for other in target.tokens.get(j, ())}
-    return [position for link in sorted(pairs, key=lambda link: link[::-1]) for position in link]
 
 
 def collate_links(rows: Sequence[Sequence[int]], batch: Mapping[str, Any]) -> torch.Tensor:
     """
-    Return the links of a batch, padded on the right, rows of [`links_of_line`], as `(batch_size, target_length,
+    Return the links of a batch, padded on the right, rows of [`links_of_batch`], as `(batch_size, target_length,
     source_length)`: p(i|j), uniform over the source tokens linked to target token j, zero for a token without links.
     """
     count, target_length = batch["labels"].shape

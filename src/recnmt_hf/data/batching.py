@@ -10,8 +10,7 @@ from itertools import pairwise
 import numpy as np
 from torch.utils.data import Sampler
 
-from ..errors import UserError, short_repr
-from ..options import Range, check_value
+from ..errors import UserError
 
 
 class TokenBatchSampler(Sampler[list[int]]):
@@ -58,16 +57,9 @@ class TokenBatchSampler(Sampler[list[int]]):
         targets = source_lengths if target_lengths is None else target_lengths
         self.target_lengths = np.asarray(targets, dtype=np.int64)
         if self.source_lengths.shape != self.target_lengths.shape:
-            raise UserError(
-                f"There are {len(self.source_lengths)} source and {len(self.target_lengths)} target lengths."
-            )
-        for name, value in (("max_tokens", max_tokens), ("num_processes", num_processes), ("multiple", multiple)):
-            check_value(name, value, int, Range(least=1))
+            raise ValueError(f"{len(self.source_lengths)} source and {len(self.target_lengths)} target lengths")
         if len(self.source_lengths) < num_processes:
-            raise UserError(
-                f"{len(self.source_lengths)} sentence pairs are too few for {short_repr(num_processes)} processes. "
-                "Use fewer processes or more data; check whether length limits or weights of corpora leave out pairs."
-            )
+            raise too_few(len(self.source_lengths), num_processes)
         self.limits = BatchLimits(max_tokens, max_sentences, max_squared_tokens, multiple)
         self.num_processes = num_processes
         self.shuffle = shuffle
@@ -117,6 +109,14 @@ class TokenBatchSampler(Sampler[list[int]]):
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
         return batches
+
+
+def too_few(pairs: int, num_processes: int) -> UserError:
+    """Return the error for fewer sentence pairs than processes."""
+    return UserError(
+        f"{pairs} sentence pairs are too few for {num_processes} processes. Use fewer processes or more data; check "
+        "whether length limits or weights of corpora leave out pairs."
+    )
 
 
 @dataclass(frozen=True)

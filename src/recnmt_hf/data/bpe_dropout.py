@@ -12,13 +12,14 @@ import json
 import random
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import UserError, short_repr
+from ..errors import UserError
 
 
 # Number of random segmentations that a word has, among which one is drawn for each occurrence.
@@ -29,15 +30,13 @@ REMEMBERED = 2**18
 CHECKED = 500
 # The mark before a word.
 SPACE = "▁"
+SIDES = ("input_ids", "labels")
 
 
 def unsupported(dropout: float) -> UserError:
     """Return the error for a tokenizer of another kind."""
-    return UserError(
-        f"tokenizer.dropout={short_repr(dropout)} is not supported by this tokenizer. Use one of kind bpe, or set it "
-        "to 0.",
-        field="tokenizer.dropout",
-    )
+    message = f"tokenizer.dropout={dropout} is only supported by tokenizers of kind bpe."
+    return UserError(message, field="tokenizer.dropout")
 
 
 class Resegmenter:
@@ -60,16 +59,6 @@ class Resegmenter:
         symbols |= {symbol for symbol in self.ids if len(symbol) == 1}
         fixed = {id for id, token in tokenizer.added_tokens_decoder.items()}
         self.texts = {id: symbol for symbol, id in self.ids.items() if symbol in symbols and id not in fixed}
-        self.segmentation = lru_cache(REMEMBERED)(self._segmentation)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = vars(self).copy()
-        del state["segmentation"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.segmentation = lru_cache(REMEMBERED)(self._segmentation)
 
     def __call__(self, ids: Sequence[int], seed: str) -> list[int]:
         """Return token ids of the same text; the seed draws the segmentation of each word."""
@@ -79,7 +68,7 @@ class Resegmenter:
         for id in [*ids, None]:
             text = None if id is None else self.texts.get(id)
             if word and (text is None or text.startswith(SPACE)):
-                result += self.segmentation(word, rng.randrange(VARIANTS))
+                result += segmentation(self, word, rng.randrange(VARIANTS))
                 word = ""
             if text is not None:
                 word += text
@@ -87,22 +76,23 @@ class Resegmenter:
                 result.append(id)
         return result
 
-    def _segmentation(self, word: str, variant: int) -> list[int]:
-        """Return the ids of a word: merge its symbols by rank, and leave out merges at random, anew in each round."""
-        rng = random.Random(f"{word}-{variant}")
-        symbols = list(word)
-        while len(symbols) > 1:
-            found = [
-                (rank, place)
-                for place in range(len(symbols) - 1)
-                if (rank := self.ranks.get((symbols[place], symbols[place + 1]))) is not None
-                and (self.dropout == 0 or rng.random() >= self.dropout)
-            ]
-            if not found:
-                break
-            _, place = min(found)
-            symbols[place : place + 2] = [symbols[place] + symbols[place + 1]]
-        return [self.ids[symbol] for symbol in symbols]
+
+@lru_cache(REMEMBERED)
+def segmentation(resegmenter: Resegmenter, word: str, variant: int) -> list[int]:
+    """Return the ids of a word: merge its symbols by rank, and leave out merges at random, anew in each round."""
+    rng, dropout = random.Random(f"{word}-{variant}"), resegmenter.dropout
+    symbols = list(word)
+    while len(symbols) > 1:
+        found = [
+            (rank, place)
+            for place, pair in enumerate(pairwise(symbols))
+            if (rank := resegmenter.ranks.get(pair)) is not None and (dropout == 0 or rng.random() >= dropout)
+        ]
+        if not found:
+            break
+        _, place = min(found)
+        symbols[place : place + 2] = ["".join(symbols[place : place + 2])]
+    return [resegmenter.ids[symbol] for symbol in symbols]
 
 
 class ResegmentedDataset(Dataset[dict[str, Any]]):
@@ -125,23 +115,17 @@ class ResegmentedDataset(Dataset[dict[str, Any]]):
     def check(self) -> None:
         """Raise `UserError` if without dropout words would be divided differently than by the tokenizers."""
         rows = self.data.__getitems__(list(range(min(len(self.data), CHECKED))))
-        for name, resegmenter in zip(("input_ids", "labels"), self.resegmenters, strict=True):
-            plain = copy.copy(resegmenter)  # with its own cache
+        for name, resegmenter in zip(SIDES, self.resegmenters, strict=True):
+            plain = copy.copy(resegmenter)  # with its own cached segmentations
             plain.dropout = 0.0
             if any(plain(row[name], "") != list(row[name]) for row in rows):
                 raise unsupported(resegmenter.dropout)
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        epoch = int(self.epoch)
-        return [
-            self.resegmented(dict(row), f"{self.seed}-{epoch}-{index}")
-            for index, row in zip(indices, self.data.__getitems__(indices), strict=True)
-        ]
-
-    def resegmented(self, row: dict[str, Any], seed: str) -> dict[str, Any]:
-        """Return a row with other segmentations."""
-        for name, resegmenter in zip(("input_ids", "labels"), self.resegmenters, strict=True):
-            ids = resegmenter(row[name], f"{name}-{seed}")
-            if self.longest is None or len(ids) <= self.longest:
-                row[name] = ids
-        return row
+        rows = [dict(row) for row in self.data.__getitems__(indices)]
+        for index, row in zip(indices, rows, strict=True):
+            for name, resegmenter in zip(SIDES, self.resegmenters, strict=True):
+                ids = resegmenter(row[name], f"{name}-{self.seed}-{int(self.epoch)}-{index}")
+                if self.longest is None or len(ids) <= self.longest:
+                    row[name] = ids
+        return rows

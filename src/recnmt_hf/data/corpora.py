@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import InitVar, dataclass
 from functools import lru_cache
 from itertools import chain, repeat
 from pathlib import Path
@@ -15,14 +15,13 @@ from datasets import load_dataset
 from transformers import PreTrainedTokenizerBase
 
 from .._languages import check_codes, key_of_language, main_language
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from ..models.user_errors import masked, remember_secrets
-from ..options import Range, check_options, documented, kind_of, option, parse
+from ..options import Range, check_options, documented, option, options_of, parse
 from .alignments import ALIGNMENT_UNITS, attach_links
 from .files import digest_of_file
 from .generated import generate_corpus, generate_split
 from .languages import known_code, language_ids
-from .named_test_sets import files_of_test_set
 from .records import Sentence
 from .text import SentencePair, first_line, is_url, read_aligned, read_jsonl, read_lines, read_tsv, skip_blank_pairs
 from .trees import attach_trees, sentence_of_columns
@@ -102,17 +101,21 @@ class Corpus:
         "a dataset or JSON lines",
     )
 
-    def __post_init__(self) -> None:
-        secret: dict[str, Any] = {}
-        for name, value in vars(self).copy().items():
-            plain = [os.fspath(part) if isinstance(part, os.PathLike) else part for part in as_list(value)]
-            public = [masked(part) if isinstance(part, str) and is_url(part) else part for part in plain]
-            if public != plain:
-                remember_secrets(" ".join(map(str, plain)))
-                secret[name] = plain if isinstance(value, (list, tuple)) else plain[0]
-            object.__setattr__(self, name, public if isinstance(value, (list, tuple)) else public[0])
-        # URLs with secrets, by field. The fields themselves, which are printed and stored, have them masked.
-        object.__setattr__(self, "_secret", secret)
+    # Values of fields with secrets. As no field, `replace` passes it on, and `repr` and `asdict` do not show it.
+    secrets: InitVar[Mapping[str, Any] | None] = None
+
+    def __post_init__(self, secrets: Mapping[str, Any] | None) -> None:
+        kept: dict[str, Any] = {}
+        for name in options_of(Corpus):
+            value = plain_paths(getattr(self, name))
+            public = without_secrets(value)
+            if public != value:
+                remember_secrets(str(value))
+                kept[name] = value
+            elif secrets and name in secrets and without_secrets(secrets[name]) == value:
+                kept[name] = secrets[name]
+            object.__setattr__(self, name, public)
+        object.__setattr__(self, "secrets", kept)
         check_options(self)
         check_codes(self)
         kinds = [name for name in KINDS if getattr(self, name)]
@@ -129,16 +132,11 @@ class Corpus:
                 raise UserError(f"{name} is only allowed with {' or '.join(needed)}.", field=name)
         for name in ("source_tag", "target_tag") if self.alignments or self.has_trees else ():
             if getattr(self, name) is not None:
-                other = "alignments" if self.alignments else "dependency trees"
-                raise UserError(f"{name} cannot be combined with {other}, whose positions count words.", field=name)
+                raise UserError(f"{name} cannot be combined with positions of words (links, trees).", field=name)
 
     def with_secret(self, name: str) -> Any:
         """Return the value of a field to open it: a URL with its secrets."""
-        return vars(self)["_secret"].get(name, getattr(self, name))
-
-    def changed(self, **values: Any) -> Corpus:
-        """Return a copy with other values of some fields, which keeps the secrets of URLs."""
-        return replace(self, **{**vars(self)["_secret"], **values})
+        return vars(self)["secrets"].get(name, getattr(self, name))
 
     @property
     def has_trees(self) -> bool:
@@ -162,11 +160,33 @@ class Corpus:
                 columns[name] = known_code(code, known, name)
         return columns if any(columns.values()) else {}
 
-    def test_set_files(self, source_lang: str, target_lang: str, download: bool = True) -> list[str]:
-        """Return the files of a test set of sacrebleu ([`~recnmt_hf.data.named_test_sets.files_of_test_set`])."""
+    def test_set_files(self, source_lang: str, target_lang: str) -> list[str]:
+        """
+        Return the files of a test set in sacrebleu's own folder (`SACREBLEU`, by default `~/.sacrebleu`), where it
+        downloads a missing one: the source, then the references. `UserError` if there is no such test set or pair
+        (`sacrebleu --list` prints all names), or the download fails.
+        """
+        from sacrebleu.dataset import DATASETS
+
         codes = self.languages(source_lang, target_lang)
         pairs = [self.pair] if self.pair else ["-".join(codes), "-".join(map(main_language, codes))]
-        return files_of_test_set(str(self.sacrebleu), pairs, download)
+        dataset = DATASETS.get(str(self.sacrebleu))
+        pair = next((pair for pair in pairs if dataset and pair in dataset.langpairs), None)
+        if dataset is None or pair is None:
+            known = f" Its pairs are {', '.join(sorted(dataset.langpairs))}." if dataset else ""
+            raise UserError(
+                f"sacrebleu={self.sacrebleu} is not a test set of sacrebleu with the pair {pairs[0]}.{known} Run "
+                "sacrebleu --list for all.",
+                field="pair" if dataset else "sacrebleu",
+            )
+        try:
+            return [dataset.get_source_file(pair), *dataset.get_reference_files(pair)]
+        except (Exception, SystemExit) as error:  # sacrebleu ends the process after some failures
+            raise UserError(
+                f"sacrebleu={self.sacrebleu} cannot be downloaded ({first_line(error)}). Copy the folder ~/.sacrebleu "
+                f"of a machine that ran sacrebleu -t {self.sacrebleu} -l {pair} --echo src, or name files.",
+                field="sacrebleu",
+            ) from error
 
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
         """Yield the checked sentence pairs, with tags; see [`~recnmt_hf.data.text.read_parallel`] for the errors."""
@@ -234,28 +254,8 @@ class Corpus:
 
     def _read_dataset(self, name: str, columns: tuple[str, str], streaming: bool) -> Iterator[tuple[int, SentencePair]]:
         """Yield row numbers and pairs of a set of `datasets`; a missing text is empty. `name` is for messages."""
-        for number, row in enumerate(self._records(name, streaming)):
-            record = row["translation"] if self.source_column is None and "translation" in row else row
-            texts: list[Any] = [sentence_of_columns(row, f"{name}, row {number}")] if self.tree_columns else []
-            for column in columns[len(texts) :]:
-                column = key_of_language(column, tuple(record or ()))
-                if record and column not in record:
-                    known = ", ".join(sorted(map(str, record)))
-                    raise UserError(f"The dataset {name} has no column {short_repr(column)}, only {known}.", field=name)
-                text = (record or {}).get(column) or ""
-                if not isinstance(text, str):
-                    raise UserError(
-                        f"The dataset {name}, row {number}: column {column!r} must contain text, got "
-                        f"{short_repr(text)}. Set source_column and target_column to columns of sentences.",
-                        field=name,
-                    )
-                texts.append(text.strip())
-            yield number, SentencePair(*texts)
-
-    def _records(self, name: str, streaming: bool) -> Iterator[Mapping[str, Any]]:
-        """Yield the rows of a set of `datasets`; `UserError`, which names it, if one cannot be read."""
         try:
-            yield from load_dataset(
+            rows = load_dataset(
                 self.dataset,
                 self.config,
                 split=self.split,
@@ -265,8 +265,25 @@ class Corpus:
                 # A copy of local files is found by their times, which do not change with every content.
                 download_mode="reuse_cache_if_exists" if self.dataset_files() else None,
             )
+            for number, row in enumerate(rows):
+                record = row["translation"] if self.source_column is None and "translation" in row else row
+                record = record or dict.fromkeys(columns)
+                texts: list[Any] = [sentence_of_columns(row, f"{name}, row {number}")] if self.tree_columns else []
+                for column in columns[len(texts) :]:
+                    column = key_of_language(column, tuple(record))
+                    text = record.get(column, False)
+                    if not isinstance(text, str | None):
+                        raise UserError(
+                            f"The dataset {name}, row {number}: column {column!r} must contain text. The columns are "
+                            f"{', '.join(sorted(map(str, record)))}; set source_column and target_column.",
+                            field=name,
+                        )
+                    texts.append((text or "").strip())
+                yield number, SentencePair(*texts)
+        except UserError:
+            raise
         except Exception as error:  # of many kinds
-            cause = None if "data_files" in vars(self)["_secret"] else error  # the text of a cause may have the secrets
+            cause = None if "data_files" in vars(self)["secrets"] else error  # the text of a cause may have the secrets
             raise UserError(f"The dataset {name} cannot be loaded: {first_line(error)}.", field=name) from cause
 
     def check_single_target(self, place: str = "") -> None:
@@ -278,8 +295,6 @@ class Corpus:
     def check_languages(self, source_lang: str, target_lang: str) -> None:
         """Raise `UserError` if the corpus cannot have these languages; nothing is read."""
         source_lang, target_lang = self.languages(source_lang, target_lang)
-        if self.sacrebleu:
-            self.test_set_files(source_lang, target_lang, download=False)
         if self.generated and {main_language(source_lang), main_language(target_lang)} != {"en", "de"}:
             raise UserError(
                 f"The generated corpus is English-German, not {source_lang}-{target_lang}. Set source_lang: en and "
@@ -294,7 +309,7 @@ class Corpus:
             )
 
     def check_files(self, source_lang: str, target_lang: str) -> None:
-        """Raise `UserError` for a missing, unreadable or empty file, or a test set that cannot be downloaded."""
+        """Raise an error for a missing, unreadable or empty file, or a test set that cannot be downloaded."""
         if self.sacrebleu:
             self.test_set_files(source_lang, target_lang)
         for path in self.local_files():
@@ -327,7 +342,7 @@ class Corpus:
         later |= set() if self.has_trees else {"source_trees", "tree_columns"}
         tags_and_codes = ("source_tag", "target_tag", "source_lang", "target_lang")
         later |= {name for name in ("data_files", "sacrebleu", "pair", *tags_and_codes) if not getattr(self, name)}
-        own = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in later}
+        own = {name: getattr(self, name) for name in options_of(Corpus) if name not in later}
         return own | {"lcsts": None, "min_score": None}  # fields of earlier releases
 
 
@@ -336,21 +351,30 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def plain_paths(value: Any) -> Any:
+    """Return a path as text, also in a list; any other value as it is."""
+    if isinstance(value, (list, tuple)):
+        return list(map(plain_paths, value))
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def without_secrets(value: Any) -> Any:
+    """Return a value whose URLs, also in a list, have no secrets."""
+    if isinstance(value, list):
+        return list(map(without_secrets, value))
+    return masked(value) if isinstance(value, str) and is_url(value) else value
+
+
 # One corpus or several, as public functions take them.
 Corpora = Corpus | Mapping[str, Any] | Sequence[Corpus | Mapping[str, Any]]
 
 
 def parse_corpora(corpora: Corpora, place: str = "corpora") -> list[Corpus]:
     """Return a list of [`Corpus`] from one or several objects or mappings; `place` is their name in messages."""
-    if isinstance(corpora, Corpus):
-        return [corpora]
-    if isinstance(corpora, Mapping):
-        return [parse(Corpus, corpora, place)]
+    if isinstance(corpora, (Corpus, Mapping)):
+        return [corpora if isinstance(corpora, Corpus) else parse(Corpus, corpora, place)]
     if not isinstance(corpora, (list, tuple)) or not corpora:
-        given = "an empty list" if corpora == [] else kind_of(corpora)
-        raise UserError(
-            f"{place} must be a list of corpora, got {given}. Write e.g. [{{source: a.en, target: a.de}}].", field=place
-        )
+        raise UserError(f"{place} must be a list of corpora, such as [{{source: a.en, target: a.de}}].", field=place)
     return [
         corpus if isinstance(corpus, Corpus) else parse(Corpus, corpus, f"{place}[{number}]")
         for number, corpus in enumerate(corpora)
@@ -395,6 +419,5 @@ def load_test_set(
 
 def no_pairs_error(on_empty: str) -> UserError:
     """Return the error for corpora of which nothing is left."""
-    return UserError(
-        f"The corpus contains no sentence pairs. Check its files and on_empty={short_repr(on_empty)}.", field="on_empty"
-    )
+    message = f"The corpus contains no sentence pairs. Check its files and on_empty={on_empty}."
+    return UserError(message, field="on_empty")

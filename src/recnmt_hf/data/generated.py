@@ -13,8 +13,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from ..errors import UserError, short_repr
-from ..options import Range, check_value
+from ..errors import UserError
 from . import generated_lexicon as lexicon
 from .generated_lexicon import Determiner, Noun, Verb
 
@@ -168,7 +167,7 @@ def relative_clause(head: Noun, plural: bool, case: str, subject: NounPhrase, pa
     """Build a relative clause, with its pronoun in a German case."""
     english = "who" if case == "nom" and head.kind == "person" else "that"
     form = "pl" if plural else head.gender
-    pronoun = "denen" if (case, form) == ("dat", "pl") else "d" + lexicon.DEFINITE[case][form]
+    pronoun = "denen" if (case, form) == ("dat", "pl") else "d" + lexicon.ENDINGS["definite"][case][form]
     german = f", {pronoun} {part.german('final', subject.de['nom'])} ,"
     return Pair(f"{english} {subject.en} {part.en}", german, 1 + max(part.depth, subject.depth))
 
@@ -309,12 +308,9 @@ def generate_corpus(
         Splits `"train"`, `"validation"`, `"test"`, `"test_deep"`. No sentence, on either side, occurs twice.
 
     Raises:
-        ValueError: A number is negative or not whole, or the grammar has too few sentences of a requested depth.
+        ValueError: The grammar has too few sentences of a requested depth.
     """
     sizes = {"train": train, "validation": validation, "test": test, "test_deep": test_deep}
-    for name, value in {**sizes, "max_depth": max_depth, "deep_depth": deep_depth}.items():
-        check_value(name, value, int, Range(least=0))
-    check_value("seed", seed, int)
     grammar = Grammar(random.Random(seed))
     seen: set[str] = set()
 
@@ -324,10 +320,7 @@ def generate_corpus(
         while len(pairs) < count:
             tries += 1
             if tries > 200 * count + 10000:
-                raise UserError(
-                    f"The grammar has too few sentences of depth {depth}: {len(pairs)} of {short_repr(count)} after "
-                    f"{tries} tries."
-                )
+                raise UserError(f"The grammar has too few sentences of depth {depth}: {len(pairs)} of {count}.")
             pair = grammar.sentence(depth)
             if pair.depth <= above or pair.en in seen or pair.de in seen:
                 continue

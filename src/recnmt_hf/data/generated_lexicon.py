@@ -95,15 +95,9 @@ def read_verbs(case: str, text: str) -> list[Verb]:
     return verbs
 
 
-def read_pairs(text: str) -> list[tuple[str, str]]:
-    """Read `english: german` with commas between pairs."""
-    return [(en.strip(), de.strip()) for en, de in (pair.split(":") for pair in text.split(","))]
-
-
-def read_endings(**cases: str) -> dict[str, dict[str, str]]:
-    """Read the endings for m, f, n and plural of each case; `-` is an empty one."""
-    forms = ("m", "f", "n", "pl")
-    return {case: dict(zip(forms, text.replace("-", "").split(" "), strict=True)) for case, text in cases.items()}
+def read_determiner(singular: str, plural: str | None, stem: str, endings: str, declension: str) -> Determiner:
+    """Return a determiner with its endings by case and form."""
+    return Determiner(singular, plural, stem, ENDINGS[endings], declension)
 
 
 LEXICON = yaml.safe_load(resources.files(__package__).joinpath("generated_lexicon.yaml").read_text(encoding="utf-8"))
@@ -113,29 +107,18 @@ TRANSITIVE = read_verbs("acc", LEXICON["verbs"]["transitive"])
 INTRANSITIVE, SENTENTIAL, MODALS = (
     read_verbs("", LEXICON["verbs"][kind]) for kind in ("intransitive", "sentential", "modal")
 )
-ADJECTIVES, ADVERBS, CONJUNCTIONS = (read_pairs(LEXICON[kind]) for kind in ("adjectives", "adverbs", "conjunctions"))
-# (number and person, or tense and number) -> English and German
-COPULA = {
-    "sg 1": ("am", "bin"),
-    "sg 3": ("is", "ist"),
-    "pl": ("are", "sind"),
-    "past sg": ("was", "war"),
-    "past pl": ("were", "waren"),
+# Pairs of English and German.
+ADJECTIVES, ADVERBS, CONJUNCTIONS = (
+    [(en.strip(), de.strip()) for en, de in (pair.split(":") for pair in LEXICON[kind].split(","))]
+    for kind in ("adjectives", "adverbs", "conjunctions")
+)
+COPULA, PREPOSITIONS, PRONOUNS = (LEXICON[kind] for kind in ("copula", "prepositions", "pronouns"))
+ENDINGS = {
+    name: {
+        case: dict(zip(("m", "f", "n", "pl"), endings.replace("-", "").split(" "), strict=True))
+        for case, endings in cases.items()
+    }
+    for name, cases in LEXICON["endings"].items()
 }
-PREPOSITIONS = [("with", "mit", "dat"), ("without", "ohne", "acc"), ("for", "für", "acc"), ("behind", "hinter", "dat")]
-# English, German, number, person
-PRONOUNS = [("I", "ich", "sg", 1), ("we", "wir", "pl", 1), ("he", "er", "sg", 3), ("she", "sie", "sg", 3)]
-PRONOUNS += [("they", "sie", "pl", 3)]
-DEFINITE = read_endings(nom="er ie as ie", acc="en ie as ie", dat="em er em en")
-DIESER = read_endings(nom="er e es e", acc="en e es e", dat="em er em en")
-EIN = read_endings(nom="- e - e", acc="en e - e", dat="em er em en")
-DETERMINERS = [
-    Determiner("the", "the", "d", DEFINITE, "weak"),
-    Determiner("the", "the", "d", DEFINITE, "weak"),  # twice as frequent
-    Determiner("this", "these", "dies", DIESER, "weak"),
-    Determiner("every", None, "jed", DIESER, "weak"),
-    Determiner("a", None, "ein", EIN, "mixed"),
-    Determiner("my", "my", "mein", EIN, "mixed"),
-    Determiner("our", "our", "unser", EIN, "mixed"),
-]
-BARE_PLURAL = Determiner("", "", "", read_endings(nom="- - - -", acc="- - - -", dat="- - - -"), "strong")
+DETERMINERS = [read_determiner(*row) for row in LEXICON["determiners"]]
+BARE_PLURAL = read_determiner(*LEXICON["bare_plural"])

@@ -41,20 +41,15 @@ def known_code(code: str, known: Collection[str], field: str) -> str:
     return found
 
 
-def nearest_codes(code: str, known: Iterable[str]) -> list[str]:
-    """Return known codes, those first that are most similar to a code."""
+def unknown_language(field: str, code: str, known: Iterable[str]) -> UserError:
+    """Return the error for a code that a model does not know, with the nearest known ones."""
 
     def distance(other: str) -> tuple[bool, bool, float, str]:
         ratio = difflib.SequenceMatcher(None, code.lower(), other.lower()).ratio()
         begins = other.lower().startswith(main_language(code)[:2])
         return main_language(other) != main_language(code), not begins, -ratio, other
 
-    return sorted(known, key=distance)
-
-
-def unknown_language(field: str, code: str, known: Iterable[str]) -> UserError:
-    """Return the error for a code that a model does not know, with the nearest known ones."""
-    nearest = list_names(nearest_codes(code, known), MOST_CODES)
+    nearest = list_names(sorted(known, key=distance), MOST_CODES)
     return UserError(
         f"{field}={short_repr(code)} is not a language of this model. Use one of its codes: {nearest}.", field=field
     )

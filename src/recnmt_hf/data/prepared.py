@@ -20,13 +20,13 @@ from transformers.utils import logging
 
 from .._plain_text import control_ids, encode_plain, ids_of_texts
 from ..errors import UserError
-from ..options import Range, check_value
+from ..options import check_value
 from .alignments import links_of_batch
 from .corpora import Corpora, Corpus, no_pairs_error, parse_corpora
-from .files import partial_folder
+from .files import partial_folder, remove
 from .languages import in_languages, language_ids
 from .records import ParsedSentence, Sentence, Tokens
-from .text import ON_EMPTY, ON_LONG
+from .text import ON_LONG
 from .tree_inputs import TreeEncoder, tree_columns
 from .trees import COLUMNS, columns_of_tree, sentences_of_columns
 
@@ -129,16 +129,11 @@ def prepare_dataset(
         ValueError: All pairs are skipped, a setting is not allowed, or a corpus cannot be read.
         FileExistsError: `cache_dir` is a file.
     """
+    check_value("on_long", on_long, Literal[ON_LONG])
     corpora = parse_corpora(corpora)
     tokenizers = (source_tokenizer, target_tokenizer)
     for corpus in corpora:
         corpus.language_columns(source_lang, target_lang, tokenizers)  # reject unknown codes
-    check_value("max_source_length", max_source_length, int, Range(least=1))
-    check_value("max_target_length", max_target_length, int, Range(least=1))
-    check_value("max_length_ratio", max_length_ratio, float | None, Range(least=1))
-    check_value("num_proc", num_proc, int | None, Range(least=1))
-    check_value("on_empty", on_empty, Literal[ON_EMPTY])
-    check_value("on_long", on_long, Literal[ON_LONG])
     settings = [
         PREPARATION,
         [corpus.fingerprint() for corpus in corpora],
@@ -149,10 +144,14 @@ def prepare_dataset(
     ]
     key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:24]
     folder = Path(cache_dir) / key
-    if (prepared := load_prepared(folder)) is not None:
-        return prepared
-    Path(cache_dir).mkdir(parents=True, exist_ok=True)
-    with partial_folder(Path(cache_dir)) as working:
+    if folder.is_dir():
+        try:
+            return load_from_disk(str(folder))
+        except (OSError, ValueError):
+            logger.warning(f"The prepared data in {folder} is damaged and will be prepared again.")
+            remove(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with partial_folder(folder.parent) as working:
         data = collect(corpora, source_lang, target_lang, on_empty, working, trees is not None, tokenizers)
         total = len(data)
         num_proc = max(1, min(num_proc or 1, total // 1000))
@@ -171,8 +170,7 @@ def prepare_dataset(
             new_fingerprint=f"{key}-tokenized",
             cache_file_name=str(working / "tokenized.arrow"),
         )
-        sides = (("source", "input_ids", source_tokenizer), ("target", "labels", target_tokenizer))
-        for side, column, tokenizer in sides:
+        for side, column, tokenizer in zip(("source", "target"), ("input_ids", "labels"), tokenizers, strict=True):
             if tokenizer.unk_token_id is not None:
                 ids = pc.list_flatten(data.data.column(column))
                 warn_about_unknown(count_equal(ids, tokenizer.unk_token_id), len(ids), side)
@@ -186,29 +184,13 @@ def prepare_dataset(
                 f"All {total} sentence pairs exceed max_source_length={max_source_length}, "
                 f"max_target_length={max_target_length} or max_length_ratio."
             )
-        if len(indices) < total:
-            data = data.select(indices)
-        done = working / "done"
-        data.save_to_disk(str(done))
-        if folder.exists():  # damaged; processes that read it at this moment keep their open files
-            os.replace(folder, working / "damaged")
+        (data.select(indices) if len(indices) < total else data).save_to_disk(str(working / "done"))
         try:
-            os.replace(done, folder)
+            os.replace(working / "done", folder)
         except OSError:  # another process finished the same work first
             if not folder.is_dir():
                 raise
     return load_from_disk(str(folder))
-
-
-def load_prepared(folder: Path) -> Dataset | None:
-    """Return prepared data, or `None` if it is missing or damaged and has to be prepared again."""
-    if not folder.is_dir():
-        return None
-    try:
-        return load_from_disk(str(folder))
-    except (OSError, ValueError):
-        logger.warning(f"The prepared data in {folder} is damaged and will be prepared again.")
-        return None
 
 
 def warn_about_unknown(unknown: int, total: int, side: str | None = None) -> None:
@@ -273,21 +255,17 @@ def row_of_pair(pair: Sequence[Sentence], has_links: bool, has_trees: bool) -> d
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a checksum that is the same for tokenizers that encode text in the same way."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-
-    def ids_of(text: str, is_target: bool) -> list[int]:
-        return encode_plain(tokenizer, text, is_target)["input_ids"]
-
+    # Settings of a slow tokenizer have no common interface, so compare the encoding of a text, which depends on them.
+    probe = "A b-c, 1.5 Ä 你好 </s>" if backend is None else ""
     language = min(language_ids(tokenizer), default=None)  # every text is encoded in its own
     with in_languages(tokenizer, language, language):
-        if backend is None:
-            # Settings have no common interface, so compare the encoding of a text, which depends on them.
-            probe = "A b-c, 1.5 Ä 你好 </s>"
-            ids = [ids_of(probe, side) for side in (False, True)]
-            state: Any = [type(tokenizer).__name__, tokenizer.get_vocab(), ids]
-        else:
-            state = json.loads(backend.to_str())
-            state.pop("padding", None)
-            state.pop("truncation", None)
-            if (controls := ids_of("", True)) != ids_of("", False):
-                state["target_controls"] = controls
+        ids = [encode_plain(tokenizer, probe, is_target)["input_ids"] for is_target in (False, True)]
+    if backend is None:
+        state: Any = [type(tokenizer).__name__, tokenizer.get_vocab(), ids]
+    else:
+        state = json.loads(backend.to_str())
+        state.pop("padding", None)
+        state.pop("truncation", None)
+        if ids[0] != ids[1]:
+            state["target_controls"] = ids[1]
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

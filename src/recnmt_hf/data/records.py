@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError, short_repr
-from ..options import is_allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,7 @@ class ParsedSentence:
         relations (`list[str]` or `tuple[str]`): For each word its relation to the head.
 
     Raises:
-        UserError: A value has the wrong type, the lists differ in length, a head is beyond the sentence, or the heads
-            form a cycle.
+        UserError: A word is blank, the lists differ in length, a head is beyond the sentence, or there is a cycle.
     """
 
     words: Sequence[str]
@@ -164,29 +162,16 @@ TokenRows = Sequence[Tokens]
 
 def check_tree(words: Any, heads: Any, relations: Any) -> None:
     """Raise `UserError` unless three lists describe a tree, or several trees, over the words."""
-    for name, values, kind in (("words", words, str), ("heads", heads, int), ("relations", relations, str)):
-        if not isinstance(values, (list, tuple)):
-            raise UserError(f"{name} is {short_repr(values)}.", field=name)
-        for value in values:
-            if not is_allowed(value, kind, None):
-                allowed = "text" if kind is str else "integers"
-                raise UserError(f"{name} contains {short_repr(value)}. Pass {allowed}.", field=name)
-    if not len(words) == len(heads) == len(relations):
-        raise UserError(f"{len(words)} words, {len(heads)} heads and {len(relations)} relations.")
-    for number, (word, head) in enumerate(zip(words, heads, strict=True), start=1):
-        if not word.strip():
-            raise UserError(f"word {number} is blank.")
-        if not 0 <= head <= len(words):
+    if isinstance(words, str) or not len(words) == len(heads) == len(relations):
+        raise UserError(f"{len(words)} words, {len(heads)} heads and {len(relations)} relations must be equal lists.")
+    for number, (word, head, relation) in enumerate(zip(words, heads, relations, strict=True), start=1):
+        if not (isinstance(word, str) and word.strip() and isinstance(relation, str)):
+            raise UserError(f"word {number} ({short_repr(word)}, {short_repr(relation)}) must be text, and not blank.")
+        if not (isinstance(head, int) and 0 <= head <= len(words)):
             raise UserError(
                 f"the head of word {number} ({word}) is {short_repr(head)}, but the words are numbered from 1 to "
                 f"{len(words)}, and the head of a root is 0."
             )
-    if (first := first_in_cycle(heads)) is not None:
-        raise UserError(f"the heads of word {first} ({short_repr(words[first - 1])}) form a cycle.")
-
-
-def first_in_cycle(heads: Sequence[int]) -> int | None:
-    """Return the number of a word that is its own head or descends from itself, or `None`."""
     path_of = [0] * len(heads)  # number of the path that reached a word first
     for start in range(1, len(heads) + 1):
         number = start
@@ -194,5 +179,4 @@ def first_in_cycle(heads: Sequence[int]) -> int | None:
             path_of[number - 1] = start
             number = heads[number - 1]
         if number and path_of[number - 1] == start:
-            return number
-    return None
+            raise UserError(f"the heads of word {number} ({short_repr(words[number - 1])}) form a cycle.")

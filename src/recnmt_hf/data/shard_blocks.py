@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import UserError
 from ..options import Range, check_options, option
 from .corpora import Corpus
-from .deduplication import KEYS_OF_DUPLICATES
+from .filters import KEYS_OF_DUPLICATES
 from .prepared import row_of_pair
 from .text import ON_EMPTY, ON_LONG, is_plain_file
 
@@ -69,18 +69,22 @@ class Block:
 
 def blocks_of(corpus: Corpus, number: int, settings: ShardSettings) -> Iterator[Block]:
     """Yield the blocks of a corpus, which has a number in the recipe. `UserError` if it cannot be read."""
-    files = plain_files(corpus)
-    if files is None:
-        yield from blocks_of_rows(corpus, number, settings)
+    size, files = settings.shard_size, plain_files(corpus)
+    if files is None:  # one process has to read the rows
+        languages = settings.source_lang, settings.target_lang
+        pairs = corpus.rows(*languages, settings.on_empty, tags=False, streaming=True)
+        for block, first in enumerate(iter(lambda: list(islice(pairs, size)), [])):
+            rows = [row_of_pair(pair, bool(corpus.alignments), corpus.has_trees) for pair in first]
+            columns = {name: [row[name] for row in rows] for name in rows[0]}
+            yield Block(number, block, block * size + 1, columns=columns)
         return
-    ends = [line_ends(path, settings.shard_size) for path in files]
-    (sources, _), (targets, _) = ends
+    (sources, source_ends), (targets, target_ends) = (line_ends(path, size) for path in files)
     if sources != targets:
         raise UserError(f"{files[0]} has {sources} lines, but {files[1]} has {targets}.")
     if not sources:
-        raise UserError(f"{' and '.join(files)} contains no sentence pairs.", field=" and ".join(files))
-    for block, ranges in enumerate(zip(*(zip([0, *places], places, strict=False) for _, places in ends), strict=True)):
-        yield Block(number, block, block * settings.shard_size + 1, ranges)
+        raise UserError(f"{files[0]} contains no sentence pairs.", field=files[0])
+    ranges = zip(pairwise([0, *source_ends]), pairwise([0, *target_ends]), strict=True)
+    yield from (Block(number, block, block * size + 1, sides) for block, sides in enumerate(ranges))
 
 
 def plain_files(corpus: Corpus) -> list[str] | None:
@@ -105,13 +109,3 @@ def line_ends(path: str, every: int) -> tuple[int, list[int]]:
     if count % every or not is_complete:
         ends.append(place)
     return count, ends
-
-
-def blocks_of_rows(corpus: Corpus, number: int, settings: ShardSettings) -> Iterator[Block]:
-    """Yield the blocks of a corpus that one process has to read."""
-    languages = settings.source_lang, settings.target_lang
-    pairs = corpus.rows(*languages, settings.on_empty, tags=False, streaming=True)
-    for block, first in enumerate(iter(lambda: list(islice(pairs, settings.shard_size)), [])):
-        rows = [row_of_pair(pair, bool(corpus.alignments), corpus.has_trees) for pair in first]
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        yield Block(number, block, block * settings.shard_size + 1, columns=columns)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .files import explained_writing
+from .files import naming
 from .prepared import count_equal
 from .tokenizer_pair import TokenizerPair
 
@@ -50,12 +50,6 @@ def path_of(record: ShardRecord, folder: Path, is_raw: bool) -> Path:
     return folder / f"{record.name}{RAW if is_raw else SHARD}"
 
 
-def read_record(folder: Path, name: str) -> ShardRecord | None:
-    """Return the record of a shard that has been made; `None` if it is missing or damaged."""
-    content = read_signed(folder / f"{name}.json")
-    return None if content is None else ShardRecord(**content)
-
-
 def count_tokens(table: pa.RecordBatch, record: ShardRecord, tokenizers: TokenizerPair) -> None:
     """Count the pairs and tokens of a shard in its record."""
     record.pairs = len(table)
@@ -79,7 +73,7 @@ def save_table(table: pa.RecordBatch, record: ShardRecord, path: Path) -> None:
 def write(path: Path, content: Any) -> None:
     """Replace a file atomically, also if another process writes the same one."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with explained_writing(str(path), partial), open(partial, "wb") as file:
+    with naming(path), open(partial, "wb") as file:
         file.write(content)
     os.replace(partial, path)
 
@@ -97,11 +91,9 @@ def signed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_signed(path: Path) -> dict[str, Any] | None:
     """Return the mapping in a JSON file without its checksum; `None` if the file is missing or was altered."""
-    content = read_json(path)
-    if content is None:
-        return None
+    content = read_json(path) or {}
     checksum = content.pop(CHECKSUM, None)  # files of versions before 0.3 have none
-    return content if checksum in (None, signed(content)[CHECKSUM]) else None
+    return content if content and checksum in (None, signed(content)[CHECKSUM]) else None
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

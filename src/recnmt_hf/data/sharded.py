@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from torch.utils.data import Dataset, Sampler
 
-from ..errors import MissingFileError, UserError, short_repr
-from ..options import Range, check_value
-from .batching import BatchLimits, TokenBatchSampler, combined
+from ..errors import MissingFileError, UserError
+from .batching import BatchLimits, TokenBatchSampler, combined, too_few
 from .files import digest_of_file
 from .shard_files import FORMAT, MANIFEST, SHARDS, ShardRecord, open_table, path_of, read_signed
 
@@ -35,19 +33,14 @@ class OpenShard:
     values: dict[str, np.ndarray]
 
     @classmethod
-    def of(cls, table: pa.RecordBatch) -> OpenShard:
-        """Return the columns of a table of lists."""
+    def of(cls, path: Path) -> OpenShard:
+        """Open a shard."""
+        table = open_table(path)
         columns = {name: table[name] for name in table.schema.names}
         return cls(
             {name: column.offsets.to_numpy(zero_copy_only=True) for name, column in columns.items()},
             {name: column.values.to_numpy(zero_copy_only=True) for name, column in columns.items()},
         )
-
-    def row(self, number: int, names: Sequence[str]) -> dict[str, list[int]]:
-        """Return a row as lists."""
-        return {
-            name: self.values[name][self.ends[name][number] : self.ends[name][number + 1]].tolist() for name in names
-        }
 
 
 class Part(NamedTuple):
@@ -103,7 +96,8 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
         self.shards = [ShardRecord(**record) for record in self.manifest["shards"] if record["pairs"]]
         self.firsts = list(accumulate((record.pairs for record in self.shards), initial=0))
         for record in self.shards:
-            self.check(record, content=False)
+            if (path := self.path(record)).stat().st_size != record.bytes:
+                raise altered(path)
         self.column_names: list[str] = open_table(self.path(self.shards[0])).schema.names
         self.columns = self.column_names
         self.mixture = mixture or Mixture()
@@ -115,7 +109,8 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         number = bisect_right(self.firsts, index) - 1
-        return self.open(number).row(index - self.firsts[number], self.columns)
+        shard, row = self.open(number), index - self.firsts[number]
+        return {name: shard.values[name][slice(*shard.ends[name][row : row + 2])].tolist() for name in self.columns}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, list[int]]]:
         return [self[index % len(self)] for index in indices]
@@ -145,22 +140,13 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
         """Return the file of a shard."""
         return path_of(record, self.folder / SHARDS, is_raw=False)
 
-    def check(self, record: ShardRecord, content: bool = True) -> None:
-        """Raise `UserError` if a shard is missing or truncated or, with `content`, altered."""
-        path = self.path(record)
-        if not path.is_file():
-            raise MissingFileError(f"The shard {path} is missing.", field=path)
-        is_intact = path.stat().st_size == record.bytes and not (content and digest_of_file(path) != record.sha256)
-        if not is_intact:
-            raise UserError(
-                f"The shard {path} was altered or truncated (its size or checksum is not the manifest's).", field=path
-            )
-
     def open(self, number: int) -> OpenShard:
         """Return a shard, and close the one that was unused for the longest time if too many are open."""
         if number not in self.open_shards:
-            self.check(self.shards[number])
-            self.open_shards[number] = OpenShard.of(open_table(self.path(self.shards[number])))
+            path = self.path(self.shards[number])
+            if digest_of_file(path) != self.shards[number].sha256:
+                raise altered(path)
+            self.open_shards[number] = OpenShard.of(path)
             while len(self.open_shards) > self.most_open:
                 self.open_shards.popitem(last=False)
         self.open_shards.move_to_end(number)
@@ -168,8 +154,13 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
 
     def lengths(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the lengths of the sources and of the targets of a shard; its tokens are not read."""
-        columns = OpenShard.of(open_table(self.path(self.shards[number]))).ends
-        return np.diff(columns["input_ids"]), np.diff(columns["labels"])
+        ends = OpenShard.of(self.path(self.shards[number])).ends
+        return np.diff(ends["input_ids"]), np.diff(ends["labels"])
+
+
+def altered(path: Path) -> UserError:
+    """Return the error for a file of prepared data with another size or checksum."""
+    return UserError(f"{path} was altered or truncated. Run recnmt prepare again into an empty folder.", field=path)
 
 
 def load_manifest(folder: Path) -> dict[str, Any]:
@@ -179,18 +170,9 @@ def load_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} has no prepared data, or its preparation was interrupted. Run recnmt prepare again.",
             field=folder,
         )
-    manifest = read_signed(folder / MANIFEST) or {}
-    try:
-        shards = [ShardRecord(**record) for record in manifest["shards"]]
-        is_valid = manifest["format"] == FORMAT and manifest["pairs"] and all(shard.pairs >= 0 for shard in shards)
-    except (KeyError, TypeError):
-        is_valid = False
-    if not is_valid:
-        raise UserError(
-            f"{folder / MANIFEST} is not the manifest of prepared data, or is damaged. Run recnmt prepare again into "
-            "an empty folder.",
-            field=folder / MANIFEST,
-        )
+    manifest = read_signed(folder / MANIFEST)
+    if manifest is None or manifest.get("format") != FORMAT:
+        raise altered(folder / MANIFEST)
     return manifest
 
 
@@ -217,7 +199,6 @@ class PooledBatchSampler(Sampler[list[int]]):
         weights: Sequence[float] | None = None,
         pool: int = POOL,
     ):
-        check_value("num_processes", num_processes, int, Range(least=1))
         self.data, self.limits, self.num_processes = data, limits, num_processes
         self.shuffle, self.seed = shuffle, seed
         self.epoch = 0
@@ -225,10 +206,7 @@ class PooledBatchSampler(Sampler[list[int]]):
         repeats = data.mixture.repeats(data.pairs_of_corpora()) if weights is None else weights
         self.pools = divide(data.shards, repeats, seed, max(pool, num_processes))
         if (drawn := sum(self.drawn_pairs())) < num_processes:  # weights may leave nothing
-            raise UserError(
-                f"{drawn} sentence pairs are too few for {short_repr(num_processes)} processes. Use fewer processes "
-                "or more data; check whether length limits or weights of corpora leave out pairs."
-            )
+            raise too_few(drawn, num_processes)
         data.most_open = max(data.most_open, *map(len, self.pools))
         self.counts = [self.count(pool) for pool in self.pools]
 

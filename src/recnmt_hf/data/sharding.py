@@ -27,9 +27,8 @@ from .._interrupts import end_with_parent
 from .._plain_text import is_blank
 from ..errors import UserError
 from .corpora import Corpus
-from .deduplication import KEY_BYTES, first_occurrences, keys_of, read_keys
 from .files import digest_of_file, lock, open_output
-from .language_filter import are_in_languages
+from .filters import KEY_BYTES, are_in_languages, first_occurrences, keys_of, read_keys
 from .prepared import tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
 from .shard_blocks import Block, ShardSettings, blocks_of, plain_files
 from .shard_files import (
@@ -44,13 +43,12 @@ from .shard_files import (
     open_table,
     path_of,
     read_json,
-    read_record,
     read_signed,
     save_table,
     signed,
     write,
 )
-from .text import blank_error, lines_of_bytes
+from .text import blank_error, decode_lines
 from .tokenizer_pair import TokenizerPair
 from .tree_inputs import TreeEncoder
 
@@ -117,7 +115,8 @@ class ShardMaker:
         for path, (start, end) in zip(files, block.ranges, strict=True):
             with open(path, "rb") as file:
                 file.seek(start)
-                sides.append(lines_of_bytes(file.read(end - start), path, block.first))
+                text = decode_lines(file.read(end - start), path, block.first).removesuffix("\n")
+            sides.append([line.strip() for line in text.split("\n")])
         has_text = np.array([not any(map(is_blank, pair)) for pair in zip(*sides, strict=True)])
         if self.settings.on_empty == "error" and not has_text.all():
             first = int(has_text.argmin())
@@ -156,11 +155,11 @@ class ShardMaker:
 
     def is_made(self, block: Block) -> bool:
         """Return whether a block has an intact record and shard."""
-        record = read_record(self.folder, block.name)
-        if record is None or not record.pairs:
-            return record is not None
-        path = path_of(record, self.folder, self.settings.deduplicate is not None)
-        return path.is_file() and digest_of_file(path) == record.sha256
+        content = read_signed(self.folder / f"{block.name}.json")
+        if content is None or not content["pairs"]:
+            return content is not None
+        path = path_of(ShardRecord(**content), self.folder, self.settings.deduplicate is not None)
+        return path.is_file() and digest_of_file(path) == content["sha256"]
 
 
 def keep_rows(
@@ -208,12 +207,24 @@ def prepare_shards(
     """
     output = Path(output)
     folder = output / SHARDS
-    plan = plan_of(corpora, tokenizers, settings, trees)
+    plan: dict[str, Any] = {
+        "format": FORMAT,
+        "settings": asdict(settings),
+        "corpora": [corpus.fingerprint() for corpus in corpora],
+        "tokenizers": [tokenizer_fingerprint(tokenizer) for tokenizer in tokenizers],
+        "trees": None if trees is None else trees.fingerprint(),
+    }
+    content = json.dumps(plan, sort_keys=True, default=str)
+    plan = {"key": hashlib.sha256(content.encode()).hexdigest(), **plan}
+    for name in (MANIFEST, PLAN):
+        earlier = read_json(output / name) or plan
+        if earlier.get("key") != plan["key"]:
+            changed = ", ".join(name for name in plan if name != "key" and earlier.get(name) != plan[name])
+            raise UserError(f"{output} has data that was prepared with other {changed}.", field=output)
     finished = read_signed(output / MANIFEST)
-    if finished is not None and finished.get("key") == plan["key"] and not leftovers(folder):
+    if finished is not None and not leftovers(folder):
         return finished
     folder.mkdir(parents=True, exist_ok=True)
-    check_plan(plan, output)
     maker = ShardMaker(corpora, tokenizers, settings, folder, trees)
     names: list[str] = []
 
@@ -249,16 +260,20 @@ def finish(
     folder = output / SHARDS
     manifest = read_signed(output / MANIFEST)
     if manifest is None:
-        found = [read_record(folder, name) for name in names]
-        records = [record for record in found if record is not None]
+        found = [read_signed(folder / f"{name}.json") for name in names]
+        records = [ShardRecord(**record) for record in found if record is not None]
         if len(records) < len(names):
             return None
         if plan["settings"]["deduplicate"]:
             remove_duplicates(records, folder, tokenizers)
-        manifest = manifest_of(plan, records)
+        removed = Counter[str]()
+        for record in records:
+            removed.update(record.removed)
+        totals = {name: sum(getattr(record, name) for record in records) for name in TOTALS}
+        shards = [asdict(record) for record in records]
+        manifest = {**plan, **totals, "removed": dict(sorted(removed.items())), "shards": shards}
         if not manifest["pairs"]:
-            removed = ", ".join(f"{reason}: {count}" for reason, count in manifest["removed"].items())
-            raise UserError(f"All {manifest['read']} pairs for {output} were removed ({removed}).", field=output)
+            raise UserError(f"All {manifest['read']} pairs for {output} were removed ({manifest['removed']}).")
         warn_about_unknown(manifest["unknown_tokens"], manifest["source_tokens"] + manifest["target_tokens"])
         with open_output(output / MANIFEST) as file:
             json.dump(signed(manifest), file, indent=1, ensure_ascii=False)
@@ -266,32 +281,6 @@ def finish(
         path.unlink()
     (output / PLAN).unlink(missing_ok=True)
     return manifest
-
-
-def plan_of(
-    corpora: Sequence[Corpus], tokenizers: TokenizerPair, settings: ShardSettings, trees: TreeEncoder | None
-) -> dict[str, Any]:
-    """Return the settings and inputs that decide the content of shards, with their checksum."""
-    plan = {
-        "format": FORMAT,
-        "settings": asdict(settings),
-        "corpora": [corpus.fingerprint() for corpus in corpora],
-        "tokenizers": [tokenizer_fingerprint(tokenizer) for tokenizer in tokenizers],
-        "trees": None if trees is None else trees.fingerprint(),
-    }
-    content = json.dumps(plan, sort_keys=True, default=str)
-    return {"key": hashlib.sha256(content.encode()).hexdigest(), **plan}
-
-
-def check_plan(plan: Mapping[str, Any], output: Path) -> None:
-    """Raise `UserError` if a folder has data of another preparation."""
-    for name in (MANIFEST, PLAN):
-        old = read_json(output / name)
-        if old is None or old.get("key") == plan["key"]:
-            continue
-        sections = ("settings", "corpora", "tokenizers", "trees")
-        changed = ", ".join(name for name in sections if old.get(name) != plan[name]) or "format"
-        raise UserError(f"{output} has data that was prepared with other {changed}.", field=output)
 
 
 def make_shards(maker: ShardMaker, blocks: Iterator[Block], workers: int) -> Iterator[ShardRecord]:
@@ -350,13 +339,3 @@ def remove_duplicates(records: Sequence[ShardRecord], folder: Path, tokenizers: 
             save_table(table, record, path_of(record, folder, is_raw=False))
         else:
             record.bytes, record.sha256 = 0, ""
-
-
-def manifest_of(plan: Mapping[str, Any], records: Sequence[ShardRecord]) -> dict[str, Any]:
-    """Return the manifest of finished shards."""
-    removed: Counter[str] = Counter()
-    for record in records:
-        removed.update(record.removed)
-    totals = {name: sum(getattr(record, name) for record in records) for name in TOTALS}
-    shards = [asdict(record) for record in records]
-    return {**plan, **totals, "removed": dict(sorted(removed.items())), "shards": shards}

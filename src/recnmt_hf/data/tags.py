@@ -15,14 +15,11 @@ from ..errors import UserError, short_repr
 def check_tags(tags: Sequence[Any], field: str, reserved: Sequence[str] = ()) -> None:
     """Raise `UserError` for a tag that is not text without spaces, is given twice, or is a control token."""
     for number, tag in enumerate(tags):
-        if not isinstance(tag, str) or is_blank(tag) or len(tag.split()) != 1 or tag != tag.strip():
+        is_text = isinstance(tag, str) and not is_blank(tag) and tag.split() == [tag]
+        if not is_text or tag in tags[:number] or tag in reserved:
             raise UserError(
-                f"{field}[{number}]={short_repr(tag)} is not a tag. Write text without spaces, such as >>de<<.",
-                field=f"{field}[{number}]",
-            )
-        if tag in tags[:number] or tag in reserved:
-            raise UserError(
-                f"{field}[{number}]={short_repr(tag)} is given twice, or is a control token.",
+                f"{field}[{number}]={short_repr(tag)} must be a new tag: text without spaces, such as >>de<<, and no "
+                "control token.",
                 field=f"{field}[{number}]",
             )
 

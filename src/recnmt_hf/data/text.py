@@ -19,7 +19,7 @@ from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
 from .._languages import key_of_language
 from .._plain_text import is_blank
-from ..errors import MissingFileError, UserError
+from ..errors import UserError
 from ..models.user_errors import masked, remember_secrets
 from ..options import check_value
 from .files import open_output
@@ -56,30 +56,29 @@ def write_results(results: Iterable[Any], table: Iterable[Iterable[str]], path: 
         file.write(tsv(table))
 
 
+def write_lines(path: str | Path, lines: Iterable[str]) -> None:
+    """Write UTF-8 text with [`~recnmt_hf.data.files.open_output`]."""
+    with open_output(path) as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+# -- bytes and lines ---------------------------------------------------------------------------------------------------
+
+
 @contextmanager
 def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
     """
     Open a file or a URL to read, decompressed if its first bytes are those of gzip or Zstandard. Pipes, devices and
-    standard input (`None`) are read like files. `UserError` if it is missing, a folder, or cannot be read.
+    standard input (`None`) are read like files. `OSError` if it is missing, a folder, or cannot be read.
     """
     opened: Any
     if path is None:
-        opened = getattr(sys.stdin, "buffer", sys.stdin)
-        if opened is None:
+        if sys.stdin is None:
             raise UserError("Standard input is closed.")
-        if not hasattr(opened, "peek"):  # standard input of an interactive shell
-            content = opened.read()
-            opened = io.BufferedReader(io.BytesIO(content if isinstance(content, bytes) else content.encode()))
-        opened = nullcontext(opened)  # it stays open
-    elif is_url(path):
-        opened = open_url(str(path))
+        stream: Any = sys.stdin.buffer
+        opened = nullcontext(stream if hasattr(stream, "peek") else io.BufferedReader(stream))  # it stays open
     else:
-        try:
-            opened = open(path, "rb")  # noqa: SIM115
-        except FileNotFoundError as error:
-            raise MissingFileError(f"{path} does not exist.", field=path) from error
-        except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror}).", field=path) from error
+        opened = open_url(str(path)) if is_url(path) else open(path, "rb")  # noqa: SIM115
     with opened as file:
         start = file.peek(4)[:4]
         if GZIP.match(start):
@@ -138,48 +137,32 @@ def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[st
     line, not the other line ends of Unicode. `UserError` if a line is not UTF-8 or too long, or a compressed file is
     truncated.
     """
-    name, number, line = "standard input" if path is None else masked(str(path)), 0, b""
+    name, number = "standard input" if path is None else masked(str(path)), 0
     with open_bytes(path) as file:
         try:
             for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), start=1):
-                if len(line) == MAX_LINE_BYTES:
-                    raise UserError(f"{name}, line {number}: more than {MAX_LINE_BYTES:,} bytes.", field=name)
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                yield line.decode().strip(strip)
-        except UnicodeDecodeError as error:
-            raise not_utf8_error(error, name, number, line) from error
+                yield decode_lines(line, name, number).strip(strip)
         except (EOFError, OSError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno is not None:  # of the disk
                 raise
             raise UserError(f"{name} is truncated or damaged after line {number} ({error}).", field=name) from error
 
 
-def not_utf8_error(error: UnicodeDecodeError, name: str, number: int, line: bytes) -> UserError:
-    """Return the error for a line of a file that is not UTF-8."""
-    wide = number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    encoding = "UTF-16" if wide else "LATIN1"
-    return UserError(
-        f"{name}, line {number}: not UTF-8 ({error.reason}). Run e.g. `iconv -f {encoding} -t UTF-8`.", field=name
-    )
-
-
-def lines_of_bytes(content: bytes, name: str, first: int) -> list[str]:
-    """
-    Return the lines of a part of a file as [`read_lines`] does, much faster. `content` has whole lines, the first of
-    which has the number `first`, from 1, in the file `name`.
-    """
+def decode_lines(content: bytes, name: str, first: int) -> str:
+    """Return the text of whole lines of the file `name`, the first of which has the number `first`, from 1."""
     content = content.removeprefix(codecs.BOM_UTF8) if first == 1 else content
     if len(content) >= MAX_LINE_BYTES:
         for number, line in enumerate(content.split(b"\n"), start=first):
-            if len(line) >= MAX_LINE_BYTES:
+            if len(line) >= MAX_LINE_BYTES - 1:
                 raise UserError(f"{name}, line {number}: more than {MAX_LINE_BYTES:,} bytes.", field=name)
     try:
-        text = content.decode()
+        return content.decode()
     except UnicodeDecodeError as error:
-        number = content.count(b"\n", 0, error.start)
-        raise not_utf8_error(error, name, first + number, content.split(b"\n")[number]) from error
-    return [line.strip() for line in text.removesuffix("\n").split("\n")] if text else []
+        number = first + content.count(b"\n", 0, error.start)
+        raise UserError(f"{name}, line {number}: not UTF-8 ({error.reason}).", field=name) from error
+
+
+# -- sentence pairs ----------------------------------------------------------------------------------------------------
 
 
 def read_parallel(source: str | Path, target: str | Path, on_empty: str = "error") -> Iterator[SentencePair]:
@@ -195,15 +178,14 @@ def read_aligned(
     paths: Sequence[str | Path], on_empty: str = "error", lines: Sequence[Iterator[Any]] | None = None
 ) -> Iterator[tuple[Any, ...]]:
     """Yield rows of any number of files, as [`read_parallel`]. `lines` are iterators over files that are open."""
+    sides: Sequence[Iterator[Any]] = [read_lines(path) for path in paths] if lines is None else lines
 
     def rows() -> Iterator[tuple[int, tuple[Any, ...]]]:
-        sides: Sequence[Iterator[Any]] = [read_lines(path) for path in paths] if lines is None else lines
         for number, row in enumerate(zip_longest(*sides), start=1):
             if None in row:
-                ends = zip(row, sides, strict=True)
-                first, *counts = (number - (line is None) + sum(1 for _ in side) for line, side in ends)
-                path, count = next(pair for pair in zip(paths[1:], counts, strict=True) if pair[1] != first)
-                raise UserError(f"{paths[0]} has {first} lines, but {path} has {count}.")
+                counts = [number - (line is None) + sum(1 for _ in side) for line, side in zip(row, sides, strict=True)]
+                path, count = next(pair for pair in zip(paths, counts, strict=True) if pair[1] != counts[0])
+                raise UserError(f"{paths[0]} has {counts[0]} lines, but {path} has {count}.")
             yield number, row
 
     return skip_blank_pairs(rows(), [str(path) for path in paths], on_empty)
@@ -226,17 +208,13 @@ def skip_blank_pairs(
         elif on_empty == "error":
             raise blank_error(blank[0], number, unit)
     if is_empty:
-        files = " and ".join(dict.fromkeys(places))
-        raise UserError(f"{files} contains no sentence pairs.", field=files)
+        raise UserError(f"{' and '.join(dict.fromkeys(places))} contains no sentence pairs.", field=places[0])
 
 
 def blank_error(place: str, number: int, unit: str = "line") -> UserError:
     """Return the error for a pair with a blank side in the file `place`."""
-    return UserError(
-        f"{place}, {unit} {number}: blank sentence. Remove the pair from both sides, or skip such pairs with on_empty: "
-        'skip (recipe) or on_empty="skip" (Python).',
-        field=place,
-    )
+    remedy = "Remove the pair from both sides, or skip such pairs with on_empty: skip"
+    return UserError(f"{place}, {unit} {number}: blank sentence. {remedy}.", field=place)
 
 
 def read_tsv(path: str | Path) -> Iterator[tuple[int, SentencePair]]:
@@ -273,14 +251,6 @@ def read_jsonl(
         except UserError:
             raise
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise UserError(
-                f"{place}: expected a JSON object with text for {source_key!r} and {target_key!r} ({error}).",
-                field=name,
-            ) from error
+            text = f"{place}: expected a JSON object with text for {source_key!r} and {target_key!r} ({error})."
+            raise UserError(text, field=name) from error
         yield number, pair
-
-
-def write_lines(path: str | Path, lines: Iterable[str]) -> None:
-    """Write UTF-8 text with [`~recnmt_hf.data.files.open_output`]."""
-    with open_output(path) as file:
-        file.writelines(f"{line}\n" for line in lines)

@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .._loading_errors import explained_loading
-from ..errors import UserError, short_repr
-from ..options import Range, check_value
+from ..errors import UserError
+from ..options import check_value
 from .tags import add_tags, check_tags
 
 
@@ -66,53 +66,43 @@ def train_tokenizer(
         ValueError: A value is not allowed, the vocabulary is too small, or there is no text.
     """
     check_value("kind", kind, Literal[TOKENIZER_TYPES])
-    vocab_size = check_value("vocab_size", vocab_size, int, Range(least=1))
-    min_frequency = check_value("min_frequency", min_frequency, int, Range(least=1))
-    max_length = check_value("max_length", max_length, int, Range(least=1))
-    check_value("byte_fallback", byte_fallback, bool | None)
+    check_tags(tags, "tags", SPECIAL_TOKENS)
     if byte_fallback is None:
         byte_fallback = kind == "bpe" and vocab_size >= BYTE_FALLBACK_SIZE
     if byte_fallback and kind != "bpe":
-        raise UserError(
-            f"byte_fallback={short_repr(byte_fallback)} is only supported with kind=bpe, got {kind}.",
-            field="byte_fallback",
-        )
-    check_tags(tags, "tags", SPECIAL_TOKENS)
-    vocab_size -= len(tags)
+        raise UserError(f"byte_fallback=true is only supported with kind=bpe, got {kind}.", field="byte_fallback")
+    if isinstance(texts, str):
+        raise UserError("texts must be a list of sentences, got one text.", field="texts")
     reserved = len(SPECIAL_TOKENS) + (len(BYTES) if byte_fallback else 0)
-    if vocab_size <= reserved:
+    learnable = int(vocab_size) - len(tags) - reserved
+    if learnable < 1:
         raise UserError(
-            f"vocab_size={short_repr(vocab_size)} must be above {reserved}, the number of control tokens and bytes. "
-            "Use a few thousand for BPE, or at least the size of the alphabet for characters.",
+            f"vocab_size={vocab_size} must exceed the {reserved} control tokens and bytes, and the tags. Use a few "
+            "thousand for BPE, or at least the size of the alphabet for characters.",
             field="vocab_size",
         )
-    if isinstance(texts, str):
-        raise UserError(f"texts must be a list of sentences, got one text ({short_repr(texts)}).", field="texts")
     # Only variants of space and of Unicode composition are unified.
     steps = [normalizers.NFC(), normalizers.Replace(Regex(rf"[\s\u200b{GLUE}]+"), " "), normalizers.Strip()]
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN) if kind == "bpe" else models.WordLevel(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence(steps + ([normalizers.Lowercase()] if lowercase else []))
     tokenizer.pre_tokenizer, tokenizer.decoder = build_splitting(kind)
     settings: dict[str, Any] = {"min_frequency": min_frequency, "special_tokens": SPECIAL_TOKENS}
-    settings["vocab_size"] = vocab_size - reserved + len(SPECIAL_TOKENS)
+    settings["vocab_size"] = learnable + len(SPECIAL_TOKENS)
     if byte_fallback:
-        settings |= {"limit_alphabet": vocab_size - reserved, "initial_alphabet": [GLUE]}
+        settings |= {"limit_alphabet": learnable, "initial_alphabet": [GLUE]}
     trainer_class: Any = trainers.BpeTrainer if kind == "bpe" else trainers.WordLevelTrainer
     tokenizer.train_from_iterator(texts, trainer_class(**settings, show_progress=False))
-    learned = set(tokenizer.get_vocab()) - {*SPECIAL_TOKENS, *([GLUE] if byte_fallback else [])}
-    if not learned:
+    if set(tokenizer.get_vocab()) <= {*SPECIAL_TOKENS, *([GLUE] if byte_fallback else [])}:
         raise UserError("texts contain no text to train a tokenizer on.", field="texts")
     if byte_fallback:
         tokenizer = add_byte_tokens(tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", pair=f"$A {END} $B {END}", special_tokens=[(END, SPECIAL_TOKENS.index(END))]
     )
+    names = {"pad_token": PAD, "bos_token": START, "eos_token": END, "unk_token": UNKNOWN}
     trained = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token=AddedToken(PAD, special=True, normalized=False),
-        bos_token=AddedToken(START, special=True, normalized=False),
-        eos_token=AddedToken(END, special=True, normalized=False),
-        unk_token=AddedToken(UNKNOWN, special=True, normalized=False),
+        **{name: AddedToken(token, special=True, normalized=False) for name, token in names.items()},
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
         split_special_tokens=True,  # saved too: `</s>` in a text is text

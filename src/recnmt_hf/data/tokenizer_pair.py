@@ -1,18 +1,20 @@
-"""Source and target tokenizer of a model: load, save, and check them against the model."""
+"""Source and target tokenizer of a model: load, save, stamp, and check them against the model."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
-from transformers.utils import has_file
 
-from .._loading_errors import explained_loading, looks_local
+from .._loading_errors import optional_file
+from .._plain_text import encode_plain
 from ..errors import UserError, short_repr
+from .languages import in_languages, language_ids
 from .tokenization import load_unchecked
-from .tokenizer_checks import STAMPS, check_end, check_stamp, number_of_symbols, vocabulary_sizes
 from .tree_inputs import RELATIONS_FILE, Relations, TreeEncoder, tree_options
 
 
@@ -21,6 +23,20 @@ TARGET_TOKENIZER = "target_tokenizer"
 # Embeddings may have more rows than the tokenizer has symbols: they are rounded up for speed, or have a few extra rows.
 MULTIPLES = (8, 16, 32, 64, 128, 256)
 EXTRA_ROWS = 8
+# Field of a configuration with the stamps of the model's tokenizers.
+STAMPS = "tokenizer_stamps"
+# Texts that tokenizers of the same symbols encode differently: case, accents (composed and decomposed), digits, spaces,
+# punctuation, other scripts, and text like a control token. A changed word changes the stamps of all models.
+PROBES = (
+    "The old house, which she HAD seen in 1987, wasn't sold; it cost 3.50 -- didn't it?",
+    "Größe, façade, nai\u0308ve, Über; \u201eZitat\u201c \u2013 (so)!",
+    "  two  spaces\tand a tab </s> <pad> \u2581_ ",
+    "\u6211\u4eec\u53bb\u5317\u4eac\u3002\uff21\u3000\u041f\u0440\u0438\u0432\u0435\u0442 \u03a3\u03af \ufb01",
+)
+# Number of symbols of the vocabulary that are also encoded, because it may have no symbol of the texts above.
+OWN_PROBES = 64
+# Ends messages about another tokenizer than the model's.
+REMEDY = "Use the tokenizer that the model was trained with, or disable this check with check=False (Python)."
 
 
 class TokenizerPair:
@@ -91,7 +107,7 @@ class TokenizerPair:
     def tree_encoder(self, model_config: Any) -> TreeEncoder | None:
         """
         Return the encoder of the dependency trees of sources for a model, or `None` if the model reads none or
-        `relations` is missing. `UserError` for a slow tokenizer, or for more relations than the model has.
+        `relations` is missing. `UserError` for more relations than the model has.
         """
         options = tree_options(model_config)
         if options is None or self.relations is None:
@@ -109,9 +125,9 @@ class TokenizerPair:
         Check that a model was trained with these tokenizers.
 
         They must have a padding token, no more symbols than the embeddings have rows, and on both sides the model's
-        padding id. If the model has stamps of its tokenizers ([`~recnmt_hf.data.tokenizer_checks.stamp_tokenizers`], as
-        training writes them), they must match. Otherwise the end-of-sentence ids must agree, and the embeddings may
-        have more rows than there are symbols only if they are rounded up to a multiple of 8 to 256, or have a few more.
+        padding id. If the model has stamps of its tokenizers ([`stamp_tokenizers`], as training writes them), they must
+        match. Otherwise the end-of-sentence ids must agree, and the embeddings may have more rows than there are
+        symbols only if they are rounded up to a multiple of 8 to 256, or have a few more.
 
         Args:
             model (`PreTrainedModel`): A model, or an object with its `config` and `generation_config`.
@@ -120,34 +136,20 @@ class TokenizerPair:
         Raises:
             ValueError: It was trained with others, or a tokenizer has no padding token.
         """
-        config = model.config
-        stamps = getattr(config, STAMPS, None)
-        for side, tokenizer, rows in zip(("source", "target"), self, vocabulary_sizes(config), strict=True):
+        stamps = getattr(model.config, STAMPS, None) or {}
+        for side, tokenizer, rows in zip(("source", "target"), self, vocabulary_sizes(model.config), strict=True):
             name, size = f"{side} tokenizer", number_of_symbols(tokenizer, side == "target")
             if tokenizer.pad_token_id is None:
+                raise UserError(f"The {name} has no padding token; set tokenizer.pad_token.", field=name)
+            is_rounded = rows - size <= EXTRA_ROWS or rows in {-(-size // step) * step for step in MULTIPLES}
+            if size > rows or (strict and side not in stamps and not is_rounded):
                 raise UserError(
-                    f"The {name} has no padding token. Copy tokenizer_config.json from the original model, or set "
-                    "tokenizer.pad_token to the one used in training.",
-                    field=name,
+                    f"The {name} has {size} symbols, but the model's embedding has {rows} rows. {REMEDY}", field=name
                 )
-            if size > rows:
-                raise UserError(
-                    f"The {name} has {short_repr(size)} symbols, but the model's embedding has {rows} rows. Use the "
-                    "tokenizer that the model was trained with, or resize the embeddings.",
-                    field=name,
-                )
-            if not strict:
-                continue
-            if isinstance(stamps, Mapping) and isinstance(stamps.get(side), Mapping):
+            if strict and side in stamps:
                 check_stamp(tokenizer, stamps[side], side)
-            elif rows - size > EXTRA_ROWS and rows not in {-(-size // step) * step for step in MULTIPLES}:
-                raise UserError(
-                    f"The {name} has {short_repr(size)} symbols, but the model's embedding has {rows} rows. Use the "
-                    "tokenizer that the model was trained with, or disable this check with check=False (Python).",
-                    field=name,
-                )
         if strict:
-            self.check_padding(getattr(config, "pad_token_id", None))
+            self.check_padding(getattr(model.config, "pad_token_id", None))
             check_end(model, self.target)
 
     def check_padding(self, pad_token_id: int | None = None) -> None:
@@ -170,15 +172,115 @@ def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: 
     Load the target tokenizer of a model with two vocabularies, with the arguments of `from_pretrained`. Return `None`
     if one tokenizer is used for both sides. `UserError` if it cannot be loaded.
     """
-    with explained_loading(path, "target tokenizer of"):
-        if looks_local(path):
-            exists = (Path(path) / TARGET_TOKENIZER).is_dir()
-        else:
-            names = {"revision", "token", "cache_dir", "local_files_only"}
-            place = {name: value for name, value in kwargs.items() if name in names}
-            exists = has_file(path, f"{TARGET_TOKENIZER}/tokenizer_config.json", **place)
-        if not exists:
-            return None
-        # Without this configuration transformers would look for one in the subfolder, an error for files of the Hub.
-        settings = {"config": PreTrainedConfig(), "trust_remote_code": trust_remote_code, **kwargs}
-        return load_unchecked(path, "target tokenizer of", subfolder=TARGET_TOKENIZER, **settings)
+    is_separate = (Path(path) / TARGET_TOKENIZER).is_dir()
+    if not is_separate and optional_file(path, f"{TARGET_TOKENIZER}/tokenizer_config.json", **kwargs) is None:
+        return None
+    # Without this configuration transformers would look for one in the subfolder, an error for files of the Hub.
+    settings = {"config": PreTrainedConfig(), "trust_remote_code": trust_remote_code, **kwargs}
+    return load_unchecked(path, "target tokenizer of", subfolder=TARGET_TOKENIZER, **settings)
+
+
+# -- sizes and stamps --------------------------------------------------------------------------------------------------
+
+
+def vocabulary_sizes(config: Any) -> tuple[int, int]:
+    """Return the numbers of source and target token ids; each side may have a configuration of its own."""
+    own = getattr(config, "vocab_size", None)
+    source, target = (own if own is not None else getattr(config, side).vocab_size for side in ("encoder", "decoder"))
+    return source, getattr(config, "decoder_vocab_size", None) or target
+
+
+def number_of_symbols(tokenizer: PreTrainedTokenizerBase, is_target: bool = False) -> int:
+    """Return the number of symbols. MarianMT may have one vocabulary per side; M2M-100 does not count its languages."""
+    separate, languages = getattr(tokenizer, "target_encoder", None), getattr(tokenizer, "lang_code_to_id", None)
+    if is_target and isinstance(separate, Mapping):
+        return len(separate)
+    ids = [id for id in languages.values() if id is not None] if isinstance(languages, Mapping) else []
+    return max(len(tokenizer), *(id + 1 for id in ids)) if ids else len(tokenizer)
+
+
+def stamp_tokenizers(
+    config: PreTrainedConfig, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase | None = None
+) -> None:
+    """
+    Write stamps of a model's tokenizers, `source` and `target` (by default the same), into its `config`, so that others
+    are rejected. Tokens that are added later at the end of the vocabulary have no effect on them.
+    """
+    setattr(config, STAMPS, {"source": stamp(source), "target": stamp(target or source, is_target=True)})
+
+
+def stamp(tokenizer: PreTrainedTokenizerBase, size: int | None = None, is_target: bool = False) -> dict[str, Any]:
+    """
+    Return number and checksum of a tokenizer's symbols, or of its first `size` ones, and a checksum of its encodings of
+    test texts (`behaviour`; omitted if encoding is random or fails).
+    """
+
+    def checksum(text: str) -> str:
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    symbols = sorted((id, token) for token, id in tokenizer.get_vocab().items() if size is None or id < size)
+    size = 1 + symbols[-1][0] if size is None and symbols else size
+    result = {"symbols": size, "sha256": checksum("\n".join(f"{id} {token}" for id, token in symbols))}
+    language = min(language_ids(tokenizer), default=None)  # every text is encoded in its own
+    own = [token.replace("\u2581", " ") for _, token in symbols[:: max(1, len(symbols) // OWN_PROBES)]]
+    probes = [*PROBES, *own, *(token.swapcase() for token in own)]
+    try:  # three times, since subwords may be sampled
+        with in_languages(tokenizer, language, language):
+            encodings = [
+                [[int(id) for id in encode_plain(tokenizer, text, is_target)["input_ids"]] for text in probes]
+                for _ in range(3)
+            ]
+    except Exception:  # the `tokenizers` library raises no other kind for a vocabulary without an unknown token
+        return result
+    if encodings[0] == encodings[1] == encodings[2]:
+        result["behaviour"] = checksum(json.dumps(encodings[0]))
+    return result
+
+
+def check_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any], side: str) -> None:
+    """Raise `UserError` if symbols or encodings do not match a stamp. Those of older releases have no encodings."""
+    own, difference = stamp(tokenizer, expected.get("symbols"), side == "target"), ""
+    if own["sha256"] != expected.get("sha256"):
+        difference = "has other symbols than the one that the model was trained with"
+    elif expected.get("behaviour") not in (None, own.get("behaviour")):
+        difference = "encodes text differently from the one that the model was trained with"
+    if difference:
+        raise UserError(
+            f"The {side} tokenizer {difference}. Use that one. After training again, call stamp_tokenizers("
+            "model.config, ...) and save the model. check=False disables this check (Python).",
+            field=f"{side} tokenizer",
+        )
+
+
+def check_end(model: Any, target: PreTrainedTokenizerBase) -> None:
+    """
+    Raise `UserError` if the model ends sentences with another token than the tokenizer, or with none, or if its
+    generation settings have other control tokens than its configuration.
+    """
+    config, generation = model.config, getattr(model, "generation_config", None)
+    for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):
+        trained, used = (ids_of(settings, name) for settings in (config, generation))
+        if trained and used and not trained & used:
+            raise UserError(
+                f"{name} is {min(used)} in generation_config.json, but {min(trained)} in config.json. Write the one "
+                "used in training into both, or disable this check with check=False (Python).",
+                field=name,
+            )
+    ends = ids_of(config, "eos_token_id") | ids_of(generation, "eos_token_id")
+    if not ends:
+        raise UserError("The model has no eos_token_id, so it could not end a sentence.", field="eos_token_id")
+    if target.eos_token_id is not None and target.eos_token_id not in ends:
+        raise UserError(
+            f"The target tokenizer ends sentences with token {target.eos_token_id}, the model with {min(ends)}. "
+            f"{REMEDY}",
+            field="target tokenizer",
+        )
+
+
+def ids_of(settings: Any, name: str) -> set[int]:
+    """Return the token ids of a setting: one, several or none. Raise `UserError` for anything else."""
+    value = getattr(settings, name, None)
+    values = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    if value == [] or any(isinstance(number, bool) or not isinstance(number, int) for number in values):
+        raise UserError(f"{name}={short_repr(value)} must be a token id or a list of them.", field=name)
+    return set(values)

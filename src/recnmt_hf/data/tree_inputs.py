@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase
-from transformers.utils import cached_file, has_file
 
 from .._bounded_reading import read_small_text
-from .._loading_errors import explained_loading, looks_local
+from .._loading_errors import optional_file
 from .._plain_text import encode_plain
 from ..errors import UserError
 from .files import open_output
@@ -53,6 +52,10 @@ class Relations:
     names: tuple[str, ...]
     subtypes: bool = False
 
+    def __post_init__(self) -> None:
+        if (*self.names[:1], *self.names[-1:]) != (UNKNOWN, PIECE) or len(set(self.names)) != len(self.names):
+            raise UserError(f"relations must be different names, the first {UNKNOWN}, the last {PIECE}.")
+
     @classmethod
     def count(
         cls, sentences: Iterable[str | ParsedSentence], subtypes: bool = False, most: int = MOST_RELATIONS
@@ -80,36 +83,20 @@ class Relations:
         Raises:
             UserError: The file is damaged.
         """
-        if looks_local(str(path)):
-            file: Any = Path(path) / RELATIONS_FILE
-            exists = file.is_file()
-        else:
-            names = {"revision", "token", "cache_dir", "local_files_only"}
-            place = {name: value for name, value in kwargs.items() if name in names}
-            with explained_loading(path, "relations of"):
-                exists = has_file(str(path), RELATIONS_FILE, **place)
-                file = cached_file(str(path), RELATIONS_FILE, **place) if exists else None
-        if not exists:
+        file = optional_file(path, RELATIONS_FILE, **kwargs)
+        if file is None:
             return None
         try:
             content = json.loads(read_small_text(file))
-            names, subtypes = content["relations"], content["subtypes"]
-            is_valid = all(isinstance(name, str) for name in names) and isinstance(subtypes, bool)
-            is_valid = is_valid and len(set(names)) == len(names) and (names[0], names[-1]) == (UNKNOWN, PIECE)
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-            is_valid = False
-        if not is_valid:
-            raise UserError(
-                f"{path}/{RELATIONS_FILE} is damaged. It needs relations, different names from {UNKNOWN} to {PIECE}, "
-                "and subtypes, true or false.",
-                field=f"{path}/{RELATIONS_FILE}",
-            )
-        return cls(tuple(names), subtypes)
+            return cls(tuple(content["relations"]), bool(content["subtypes"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}/{RELATIONS_FILE} is damaged ({error}).", field=path) from error
 
     def save(self, folder: str | Path) -> None:
         """Write `relations.json` into the folder of a model or a tokenizer."""
         with open_output(Path(folder) / RELATIONS_FILE) as file:
-            json.dump({"relations": list(self.names), "subtypes": self.subtypes}, file, ensure_ascii=False, indent=1)
+            content = {"relations": self.names, "subtypes": self.subtypes}
+            json.dump(content, file, ensure_ascii=False, indent=1)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -143,8 +130,7 @@ class TreeEncoder:
         subwords: str = "first_piece",
         root: str = "none",
     ):
-        self.tokenizer, self.relations = tokenizer, relations
-        self.subwords, self.root = subwords, root
+        self.tokenizer, self.relations, self.subwords, self.root = tokenizer, relations, subwords, root
         self.ids = {name: id for id, name in enumerate(relations.names)}
 
     def __call__(self, sentences: Sequence[ParsedSentence]) -> list[Tokens]:

@@ -6,7 +6,6 @@ counted from 1, and 0 is the head of a root.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,6 @@ COLUMNS = ("source_tokens", "source_heads", "source_relations")
 # Columns of a line of CoNLL-U, and the places of ID, FORM, HEAD and DEPREL.
 CONLLU_COLUMNS = 10
 ID, FORM, HEAD, RELATION = 0, 1, 6, 7
-# Digits of a HEAD. A line has fewer words than a number with more.
-MOST_DIGITS = 9
 
 
 def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
@@ -36,51 +33,34 @@ def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
         UserError: A line has not ten columns, words are not numbered 1, 2, 3, ..., a head is not a number or beyond the
             sentence, or the heads form a cycle; the message names file and line.
     """
-    name = masked(str(path))
-    rows: list[tuple[int, list[str]]] = []
+    name, first = masked(str(path)), 0
+    rows: list[list[str]] = []
     for number, line in enumerate(chain(read_lines(path, "\r\n"), [""]), start=1):
-        place = f"{name}, line {number}"
-        if line.startswith("#"):
-            continue
+        row = line.split("\t")
         if not line.strip():
             if rows:
-                words = [row[FORM].strip() for _, row in rows]
-                heads, relations = [int(row[HEAD]) for _, row in rows], [row[RELATION] for _, row in rows]
-                with errors_at(f"{name}, line {rows[0][0]}"):
-                    sentence = ParsedSentence(words, heads, relations)
-                yield rows[0][0], sentence
-                rows = []
+                words, relations = [row[FORM].strip() for row in rows], [row[RELATION] for row in rows]
+                yield first, parsed_at(f"{name}, line {first}", words, [int(row[HEAD]) for row in rows], relations)
+            rows = []
+        elif line.startswith("#") or (len(row) == CONLLU_COLUMNS and {"-", "."} & {*row[ID]}):
             continue
-        row = line.split("\t")
-        if len(row) != CONLLU_COLUMNS:
+        elif len(row) != CONLLU_COLUMNS or row[ID] != str(len(rows) + 1) or not row[HEAD].isdecimal():
             raise UserError(
-                f"got {len(row)} columns. Write the ten columns of CoNLL-U, separated by tabs.", field=place
+                f"expected word {len(rows) + 1} of a sentence in ten columns separated by tabs, with the number of its "
+                f"head, got {short_repr(line)}. A blank line ends a sentence.",
+                field=f"{name}, line {number}",
             )
-        if "-" in row[ID] or "." in row[ID]:
-            continue
-        if row[ID] != str(len(rows) + 1):
-            raise UserError(
-                f"the word has the ID {short_repr(row[ID])}, expected {len(rows) + 1}. Number the words of a sentence "
-                "1, 2, 3, ..., and separate sentences by a blank line.",
-                field=place,
-            )
-        if not row[HEAD].isdecimal() or len(row[HEAD]) > MOST_DIGITS:
-            raise UserError(
-                f"the HEAD {short_repr(row[HEAD])} is not the number of a word. Parse the file; the HEAD of a root "
-                "is 0.",
-                field=place,
-            )
-        rows.append((number, row))
+        else:
+            first = first if rows else number
+            rows.append(row)
 
 
-@contextmanager
-def errors_at(place: str, names: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Report errors about a tree with its place in a file; `names` are those of the lists there."""
+def parsed_at(place: str, *lists: Any) -> ParsedSentence:
+    """Return a parsed sentence; errors name its place in a file."""
     try:
-        yield
+        return ParsedSentence(*lists)
     except UserError as error:
-        name = error.field and (names or {}).get(error.field, error.field)
-        raise UserError(error.message, field=f"{place}: {name}" if name else place) from error
+        raise UserError(error.message, field=place) from error
 
 
 def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Path) -> Iterator[str | ParsedSentence]:
@@ -110,14 +90,10 @@ def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Pat
 
 def sentence_of_columns(record: Mapping[str, Any], place: str) -> ParsedSentence:
     """Return the sentence in the columns `source_tokens`, `source_heads` and `source_relations` of a row."""
-    missing = [name for name in COLUMNS if (record or {}).get(name) is None]
-    if missing:
-        raise UserError(
-            f"{short_repr(missing[0])} is missing. A corpus with tree_columns needs the columns {', '.join(COLUMNS)}.",
-            field=place,
-        )
-    with errors_at(place, dict(zip(("words", "heads", "relations"), COLUMNS, strict=True))):
-        return ParsedSentence(*(record[name] for name in COLUMNS))
+    lists = [(record or {}).get(name) for name in COLUMNS]
+    if not all(isinstance(one, list) for one in lists):
+        raise UserError(f"a corpus with tree_columns needs lists in the columns {', '.join(COLUMNS)}.", field=place)
+    return parsed_at(place, *lists)
 
 
 def columns_of_tree(tree: ParsedSentence | None) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from .._extras import packages_of_extra
 from .._loading_errors import explained_loading, looks_local
 from ..data.files import open_output_folder
 from ..data.tokenization import load_unchecked
-from ..data.tokenizer_checks import stamp_tokenizers
-from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
+from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair, stamp_tokenizers
 from ..errors import UserError
 from ..inference.loading import quiet_loading, silence_loading_report
 from ..inference.model_checks import check_loading

@@ -15,7 +15,7 @@ from .._bounded_reading import read_bounded
 from ..data.files import open_output, open_output_folder
 from ..data.languages import list_names
 from ..data.text import open_bytes
-from ..data.tokenizer_checks import stamp_tokenizers
+from ..data.tokenizer_pair import stamp_tokenizers
 from ..errors import UserError
 from ..inference.loading import quiet_loading
 from ..inference.model_checks import check_weights

@@ -6,7 +6,7 @@ from .._lazy import lazy_names
 
 
 if TYPE_CHECKING:
-    from ..data.tokenizer_checks import stamp_tokenizers as stamp_tokenizers
+    from ..data.tokenizer_pair import stamp_tokenizers as stamp_tokenizers
     from .decoding import MaxLengthPerSentence as MaxLengthPerSentence
     from .decoding import PrefixPerSentence as PrefixPerSentence
     from .decoding import VaswaniLengthPenalty as VaswaniLengthPenalty

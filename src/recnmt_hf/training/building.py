@@ -19,8 +19,7 @@ from transformers import (
 )
 
 from .._loading_errors import folder_of_model
-from ..data.tokenizer_checks import number_of_symbols, stamp_tokenizers
-from ..data.tokenizer_pair import TokenizerPair
+from ..data.tokenizer_pair import TokenizerPair, number_of_symbols, stamp_tokenizers
 from ..errors import UserError, short_repr
 from ..families import MODEL_TYPES
 from ..models.configuration_seq2seq import Seq2SeqConfig

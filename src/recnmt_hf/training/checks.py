@@ -14,7 +14,7 @@ from transformers.training_args import ParallelMode
 from transformers.utils import logging
 
 from .._loading_errors import looks_local
-from ..data.files import explained_preparation, partial_folder
+from ..data.files import partial_folder
 from ..data.sharded import load_manifest
 from ..errors import MissingFileError, UserError, short_repr
 from .building import build_config
@@ -91,7 +91,7 @@ def check_files(plan: Plan, resumes: bool) -> None:
     if data.cache_dir:
         cache = Path(data.cache_dir).absolute()
         existing = next(path for path in (cache, *cache.parents) if path.exists())
-        with explained_preparation(data.cache_dir), partial_folder(existing):  # fails unless it is writable
+        with partial_folder(existing):  # fails unless it is writable
             pass
 
 

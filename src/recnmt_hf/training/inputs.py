@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from accelerate import PartialState
 from datasets import Dataset, interleave_datasets
 
 from ..data.corpora import load_pairs
-from ..data.files import explained_preparation, lock, open_output, reject_model_folder, remove
+from ..data.files import lock, open_output, reject_model_folder, remove
 from ..data.prepared import prepare_dataset, tokenizer_fingerprint
 from ..data.shard_files import ShardRecord, read_json
 from ..data.sharded import ShardedDataset
@@ -149,9 +149,8 @@ def prepare_in_shards(
     Prepare the training data of a recipe in shards ([`~recnmt_hf.data.prepare_shards`]), with its tokenizers, which are
     trained first if necessary. `UserError` if the folder has data of another recipe.
     """
-    with explained_preparation(output):
-        output.mkdir(parents=True, exist_ok=True)
-        reject_model_folder(output)
+    output.mkdir(parents=True, exist_ok=True)
+    reject_model_folder(output)
     data = Preparation.of(recipe, Architecture(**asdict(recipe.model)))
     with lock(output / ".lock", 24 * 3600):  # another part trains the tokenizers
         others = [path for path in output.iterdir() if not path.name.startswith(".")]
@@ -217,7 +216,7 @@ def prepare_tokenizers(data: Preparation, output_dir: Path) -> TokenizerPair:
     else:
         is_joint = len(data.vocabularies) == 1
         logger.info(f"Training the {'joint ' if is_joint else ''}{data.vocabularies[0]['kind']} tokenizer.")
-        corpora = [corpus.changed(source_tag=None, target_tag=None) for corpus in data.train]
+        corpora = [replace(corpus, source_tag=None, target_tag=None) for corpus in data.train]
         trained = []
         for sides, settings in zip(
             [("source", "target")] if is_joint else [("source",), ("target",)], data.vocabularies, strict=True

@@ -87,7 +87,7 @@ class Preparation:
         return cls(
             model=model,
             places=tuple(recipe.corpora),
-            train=[corpus if recipe.guides_alignment else corpus.changed(alignments=None) for corpus in data.train],
+            train=[corpus if recipe.guides_alignment else replace(corpus, alignments=None) for corpus in data.train],
             validation=data.validation,
             source_lang=data.source_lang,
             target_lang=data.target_lang,

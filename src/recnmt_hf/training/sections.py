@@ -11,7 +11,7 @@ import torch
 
 from .._loading_errors import folder_of_model
 from ..data.corpora import Corpus, parse_corpora
-from ..data.deduplication import KEYS_OF_DUPLICATES
+from ..data.filters import KEYS_OF_DUPLICATES
 from ..data.shard_blocks import ShardSettings
 from ..data.tags import check_tags
 from ..data.text import ON_EMPTY, ON_LONG

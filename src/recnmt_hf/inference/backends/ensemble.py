@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...data.records import TokenRows
-from ...data.tokenizer_checks import stamp, vocabulary_sizes
+from ...data.tokenizer_pair import stamp, vocabulary_sizes
 from ...data.tree_inputs import tree_options
 from ...errors import UserError
 from ..model_settings import LengthLimits, end_ids, setting

