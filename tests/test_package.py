@@ -149,39 +149,29 @@ _interrupts.SAME_REQUEST = 0  # a later signal is a second request at once
 moment, number = os.environ["MOMENT"], int(os.environ["NUMBER"])
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where the suite has inherited another one
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-_interrupts.handle_from_now_on()
-def send(at):
-    if moment.startswith(at):
-        signal.raise_signal(number)
 def run(args):
     try:
-        send("work")
+        signal.raise_signal(number)
     except KeyboardInterrupt:
-        send("work, twice")
+        if moment == "twice":
+            signal.raise_signal(number)
         if moment == "work":
             raise
-class AtTheEnd:
-    def __del__(self):
-        send("end")
-corpus.run, kept = run, AtTheEnd()
-send("start")
-code = main(["corpus", "out"])
-send("afterwards")
-sys.exit(code)
+corpus.run = run
+sys.exit(main(["corpus", "out"]))
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["start", "work", "work, dropped by a library", "work, twice", "afterwards", "end"])
-def test_signals_at_any_moment(tmp_path, moment, number):
-    """The exit code is 130 or 143, without a traceback; finished work is kept."""
+@pytest.mark.parametrize("moment", ["work", "dropped by a library", "twice"])
+def test_signals(tmp_path, moment, number):
+    """The exit code is 130 or 143, without a traceback."""
     script = tmp_path / "recnmt"
     script.write_text(SIGNALS)
     environment = {**os.environ, "MOMENT": moment, "NUMBER": str(int(number))}
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
-    assert result.returncode == (0 if moment == "end" else 128 + number), result.stderr
-    sentence = f"{'recnmt corpus' if moment.startswith('work') else 'recnmt'}: {WORDS[number]}."
-    assert result.stderr.split("\n") == (["", sentence, ""] if moment not in ("end", "work, twice") else [""])
+    assert result.returncode == 128 + number, result.stderr
+    assert result.stderr.split("\n") == (["", f"recnmt corpus: {WORDS[number]}.", ""] if moment != "twice" else [""])
 
 
 @pytest.mark.slow

@@ -26,8 +26,7 @@ import pyarrow as pa
 from recnmt_hf.data.batching import BatchLimits
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.data.shard_blocks import ShardSettings
-from recnmt_hf.data.shard_files import FORMAT, SHARDS, ShardRecord, save_table
-from recnmt_hf.data.sharded import PooledBatchSampler, ShardedDataset
+from recnmt_hf.data.sharded import FORMAT, SHARDS, PooledBatchSampler, ShardedDataset, ShardRecord, save_table
 from recnmt_hf.data.sharding import prepare_shards
 from recnmt_hf.data.text import read_parallel, write_lines
 from recnmt_hf.data.tokenization import train_tokenizer

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._interrupts import handle_from_now_on
 from ._lazy import lazy_names
 from ._registration import is_command, register
 from .families import FAMILIES, MODEL_TYPES
@@ -100,7 +99,5 @@ _of_families = {name: module for family in FAMILIES.values() for name, module in
 __getattr__, __dir__, _lazy_names = lazy_names(__name__, **_of_families)
 __all__ = ["MODEL_TYPES", "__version__", *_lazy_names]
 
-if is_command():
-    handle_from_now_on()
-else:
+if not is_command():
     register()

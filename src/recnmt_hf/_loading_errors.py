@@ -76,9 +76,3 @@ def shorten(text: str) -> str:
         sentences = first[:LONGEST].rpartition(". ")[0]
         first = sentences or f"{first[:LONGEST].rpartition(' ')[0]} ..."
     return first.removesuffix(".") or "no reason is given"
-
-
-def remove_remedy(error: Exception) -> str:
-    """Return the text of an error; of a [`UserError`], without the last sentence, which is the remedy."""
-    text = str(error)
-    return shorten(text.rpartition(". ")[0] or text if isinstance(error, UserError) else text)

@@ -153,12 +153,6 @@ def describe(hint: Any, allowed: Range | None) -> str:
     return named.get(get_origin(kind) or kind, getattr(kind, "__name__", str(kind)))
 
 
-def kind_of(value: Any) -> str:
-    """Name the kind of a value, for messages that must not quote it."""
-    kinds = {str: "text", bool: "true or false", list: "a list", dict: "a mapping", type(None): "null"}
-    return kinds.get(type(value), "a number" if isinstance(value, (int, float)) else type(value).__name__)
-
-
 def check_content(value: Any, place: str) -> None:
     """Check that all text in a value can be written to a file, and that all numbers are finite."""
     if isinstance(value, (str, int, float)):
@@ -276,15 +270,11 @@ def parse(kind: type[T], content: Any, place: str) -> T:
         for name, value in given.items():
             if value == "":
                 raise UserError(f"{name} is empty.", field=name)
-        return remember_given(kind(**given), given)
+        parsed = kind(**given)
+        object.__setattr__(parsed, "_given_fields", tuple(given))
+        return parsed
     except UserError as error:
         raise error.inside(place) from error
-
-
-def remember_given(parsed: T, names: Iterable[str]) -> T:
-    """Record for [`stated`] which fields of an object were given."""
-    object.__setattr__(parsed, "_given_fields", tuple(names))
-    return parsed
 
 
 def stated(values: Any) -> dict[str, Any]:
@@ -316,5 +306,5 @@ def mapping(content: Any, place: str) -> dict[str, Any]:
     if content is None or content is DEFAULT:
         return {}
     if not isinstance(content, Mapping):
-        raise UserError(f"{place} must be a mapping of names to values, not {kind_of(content)}.", field=place)
+        raise UserError(f"{place} must be a mapping of names to values, not {type(content).__name__}.", field=place)
     return dict(content)

@@ -67,7 +67,7 @@ def test_several_references(tmp_path):
         load_test_set(corpus, "en", "de")
     single = {"source": source, "target": first}
     assert load_test_set([single], "en", "de") == (["One.", "Two.", "Three."], [["Eins.", "Zwei.", "Drei."]])
-    with rejects("1, 2", field="target"):
+    with pytest.raises(ValueError, match="zip"):
         load_test_set([single, corpus], "en", "de", "skip")
     with rejects(field="target"):
         list(load_pairs(corpus, "en", "de"))
@@ -197,7 +197,7 @@ def test_a_corpus_has_exactly_one_source():
         parse_corpora({"sourc": "a"})
     with rejects(field="corpora"):
         parse_corpora([])
-    with rejects("Set source_lang: en and target_lang:", "en-fr"):
+    with rejects("English-German, not en-fr"):
         list(load_pairs({"generated": "train"}, "en", "fr"))
 
 

@@ -31,7 +31,7 @@ def check(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from ..data.shard_files import ShardRecord
+    from ..data.sharded import ShardRecord
     from ..training.inputs import prepare_in_shards
     from ..training.processes import logger
     from ..training.recipe import Recipe

@@ -70,55 +70,19 @@ class Determiner(NamedTuple):
     declension: str
 
 
-def read_nouns(**kinds: str) -> list[Noun]:
-    """Read `english/plural german/plural gender[!]` with commas between nouns, by kind; `!` marks weak ones."""
-    nouns = []
-    for kind, text in kinds.items():
-        for english, german, gender in (entry.split() for entry in text.split(",")):
-            en, _, en_plural = english.partition("/")
-            de, _, de_plural = german.partition("/")
-            nouns.append(Noun(en, en_plural or f"{en}s", de, de_plural or de, gender[0], kind, gender[1:] == "!"))
-    return nouns
-
-
-def read_verbs(case: str, text: str) -> list[Verb]:
-    """
-    Read `english third past: german third past` with commas between verbs. Marks: `+particle` (German), `-particle`
-    (English), `=case` if it is not `case`. `_` is a space.
-    """
-    verbs = []
-    for entry in text.split(","):
-        english, german = (part.split() for part in entry.split(":"))
-        marks = {mark[0]: mark[1:] for mark in german[3:]}
-        forms = (word.replace("_", " ") for word in (*english, *german[:3]))
-        verbs.append(Verb._make([*forms, marks.get("=", case), marks.get("+", ""), marks.get("-", "")]))
-    return verbs
-
-
-def read_determiner(singular: str, plural: str | None, stem: str, endings: str, declension: str) -> Determiner:
-    """Return a determiner with its endings by case and form."""
-    return Determiner(singular, plural, stem, ENDINGS[endings], declension)
-
-
 LEXICON = yaml.safe_load(resources.files(__package__).joinpath("generated_lexicon.yaml").read_text(encoding="utf-8"))
-NOUNS = read_nouns(**LEXICON["nouns"])
-PLACES = read_nouns(**LEXICON["places"])
-TRANSITIVE = read_verbs("acc", LEXICON["verbs"]["transitive"])
-INTRANSITIVE, SENTENTIAL, MODALS = (
-    read_verbs("", LEXICON["verbs"][kind]) for kind in ("intransitive", "sentential", "modal")
+NOUNS, PLACES = ([Noun(*row) for row in LEXICON[kind]] for kind in ("nouns", "places"))
+TRANSITIVE, INTRANSITIVE, SENTENTIAL, MODALS = (
+    [Verb(*row) for row in LEXICON[kind]] for kind in ("transitive", "intransitive", "sentential", "modals")
 )
 # Pairs of English and German.
-ADJECTIVES, ADVERBS, CONJUNCTIONS = (
-    [(en.strip(), de.strip()) for en, de in (pair.split(":") for pair in LEXICON[kind].split(","))]
-    for kind in ("adjectives", "adverbs", "conjunctions")
-)
+ADJECTIVES, ADVERBS, CONJUNCTIONS = (LEXICON[kind] for kind in ("adjectives", "adverbs", "conjunctions"))
 COPULA, PREPOSITIONS, PRONOUNS = (LEXICON[kind] for kind in ("copula", "prepositions", "pronouns"))
 ENDINGS = {
-    name: {
-        case: dict(zip(("m", "f", "n", "pl"), endings.replace("-", "").split(" "), strict=True))
-        for case, endings in cases.items()
-    }
+    name: {case: dict(zip(("m", "f", "n", "pl"), endings, strict=True)) for case, endings in cases.items()}
     for name, cases in LEXICON["endings"].items()
 }
-DETERMINERS = [read_determiner(*row) for row in LEXICON["determiners"]]
-BARE_PLURAL = read_determiner(*LEXICON["bare_plural"])
+*DETERMINERS, BARE_PLURAL = (
+    Determiner(singular, plural, stem, ENDINGS[endings], declension)
+    for singular, plural, stem, endings, declension in (*LEXICON["determiners"], LEXICON["bare_plural"])
+)

@@ -22,7 +22,7 @@ from .._plain_text import control_ids, encode_plain, ids_of_texts
 from ..errors import UserError
 from ..options import check_value
 from .alignments import links_of_batch
-from .corpora import Corpora, Corpus, no_pairs_error, parse_corpora
+from .corpora import NO_PAIRS, Corpora, Corpus, parse_corpora
 from .files import partial_folder, remove
 from .languages import in_languages, language_ids
 from .records import ParsedSentence, Sentence, Tokens
@@ -239,7 +239,7 @@ def collect(
                 writer.write(row_of_pair(pair, has_links, trees) | languages)
         count, _ = writer.finalize()
     if not count:
-        raise no_pairs_error(on_empty)
+        raise UserError(NO_PAIRS, field="on_empty")
     return Dataset.from_file(path)
 
 

@@ -1,28 +1,109 @@
-"""Training data in shards: a dataset that opens only the shards in use, and batches made from one pool at a time."""
+"""Training data in shards: their files, a dataset that opens only those in use, and batches from one pool at a time."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import json
+import os
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from torch.utils.data import Dataset, Sampler
 
 from ..errors import MissingFileError, UserError
 from .batching import BatchLimits, TokenBatchSampler, combined, too_few
-from .files import digest_of_file
-from .shard_files import FORMAT, MANIFEST, SHARDS, ShardRecord, open_table, path_of, read_signed
+from .files import digest_of_file, naming
 
 
 # Pairs from which batches are cut at a time. Larger pools need less padding, and more memory.
 POOL = 2**20
+# Version of the files.
+FORMAT = 1
+MANIFEST = "manifest.json"
+# Settings of a preparation that has begun.
+PLAN = "plan.json"
+SHARDS = "shards"
+# Ends of the names of shards, and of those with duplicates, whose keys are a further column.
+SHARD, RAW = ".arrow", ".raw.arrow"
+# Entry of manifests and records.
+CHECKSUM = "checksum"
+
+
+@dataclass
+class ShardRecord:
+    """A finished shard, as the manifest describes it."""
+
+    name: str
+    corpus: int
+    read: int  # pairs
+    pairs: int = 0  # that were written
+    removed: dict[str, int] = field(default_factory=dict)  # by reason
+    source_tokens: int = 0
+    target_tokens: int = 0
+    unknown_tokens: int = 0
+    bytes: int = 0
+    sha256: str = ""
+
+
+def path_of(record: ShardRecord, folder: Path, is_raw: bool) -> Path:
+    """Return the file of a shard."""
+    return folder / f"{record.name}{RAW if is_raw else SHARD}"
+
+
+def save_table(table: pa.RecordBatch, record: ShardRecord, path: Path) -> None:
+    """Write a table as an Arrow file, and note size and checksum in its record."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_batch(table)
+    content = sink.getvalue()
+    record.bytes, record.sha256 = content.size, hashlib.sha256(content).hexdigest()
+    write(path, content)
+
+
+def write(path: Path, content: Any) -> None:
+    """Replace a file atomically, also if another process writes the same one."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with naming(path), open(partial, "wb") as file:
+        file.write(content)
+    os.replace(partial, path)
+
+
+def open_table(path: Path) -> pa.RecordBatch:
+    """Return the table in an Arrow file, which is not copied into memory."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+
+
+def signed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping for JSON with its checksum."""
+    text = json.dumps(content, sort_keys=True)
+    return {**content, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
+
+
+def read_signed(path: Path) -> dict[str, Any] | None:
+    """Return the mapping in a JSON file without its checksum; `None` if the file is missing or was altered."""
+    content = read_json(path) or {}
+    checksum = content.pop(CHECKSUM, None)  # files of versions before 0.3 have none
+    return content if content and checksum in (None, signed(content)[CHECKSUM]) else None
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the mapping in a JSON file; `None` if it is missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from ..errors import UserError
 from .corpora import Corpus
 from .files import digest_of_file, lock, open_output
 from .filters import KEY_BYTES, are_in_languages, first_occurrences, keys_of, read_keys
-from .prepared import tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
+from .prepared import count_equal, tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
 from .shard_blocks import Block, ShardSettings, blocks_of, plain_files
-from .shard_files import (
+from .sharded import (
     FORMAT,
     MANIFEST,
     PLAN,
@@ -39,7 +39,6 @@ from .shard_files import (
     SHARD,
     SHARDS,
     ShardRecord,
-    count_tokens,
     open_table,
     path_of,
     read_json,
@@ -318,6 +317,15 @@ def start_worker(maker: ShardMaker, parent: int) -> None:
 def make_in_worker(block: Block) -> ShardRecord:
     """Make a shard in a worker process."""
     return worker_maker[0].make(block)
+
+
+def count_tokens(table: pa.RecordBatch, record: ShardRecord, tokenizers: TokenizerPair) -> None:
+    """Count the pairs and tokens of a shard in its record."""
+    record.pairs = len(table)
+    sides = [table[name].flatten() for name in ("input_ids", "labels")]
+    record.source_tokens, record.target_tokens = map(len, sides)
+    unknown = zip(sides, [tokenizer.unk_token_id for tokenizer in tokenizers], strict=True)
+    record.unknown_tokens = sum(count_equal(side, id) for side, id in unknown if id is not None)
 
 
 def remove_duplicates(records: Sequence[ShardRecord], folder: Path, tokenizers: TokenizerPair) -> None:

@@ -125,9 +125,9 @@ class TokenizerPair:
         Check that a model was trained with these tokenizers.
 
         They must have a padding token, no more symbols than the embeddings have rows, and on both sides the model's
-        padding id. If the model has stamps of its tokenizers ([`stamp_tokenizers`], as training writes them), they must
-        match. Otherwise the end-of-sentence ids must agree, and the embeddings may have more rows than there are
-        symbols only if they are rounded up to a multiple of 8 to 256, or have a few more.
+        padding id. They must match the stamps of [`stamp_tokenizers`], as training writes them. Without stamps the
+        embeddings may have more rows than there are symbols only if they are rounded up to a multiple of 8 to 256, or
+        have a few more. The end-of-sentence ids must agree.
 
         Args:
             model (`PreTrainedModel`): A model, or an object with its `config` and `generation_config`.

@@ -71,17 +71,8 @@ class Relations:
     @classmethod
     def load(cls, path: str | Path, **kwargs: Any) -> Relations | None:
         """
-        Load the relations of a model.
-
-        Args:
-            path (`str` or `Path`): Folder or model id.
-            **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
-
-        Returns:
-            [`Relations`], or `None` if the model has no `relations.json`.
-
-        Raises:
-            UserError: The file is damaged.
+        Load the relations of a model from its folder or repository, with the arguments of `from_pretrained`; `None` if
+        it has no `relations.json`. `UserError` if the file is damaged.
         """
         file = optional_file(path, RELATIONS_FILE, **kwargs)
         if file is None:

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig
 
 from .. import __version__
 from .._bounded_reading import read_small_text
-from .._loading_errors import folder_of_model, remove_remedy
+from .._loading_errors import folder_of_model, shorten
 from ..data.files import locked_file, open_output
 from ..errors import UserError
 from ..inference.model_settings import EVIDENCE
@@ -135,7 +135,7 @@ class Evidence:
             evidence.check()
             asdict(evidence)  # fails if it is nested too deeply to be saved
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(f"{path} is not valid evidence of a model ({remove_remedy(error)}).", field=path) from error
+            raise UserError(f"{path} is not valid evidence of a model ({shorten(str(error))}).", field=path) from error
         return evidence
 
     def check(self) -> None:

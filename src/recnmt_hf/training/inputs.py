@@ -18,8 +18,7 @@ from datasets import Dataset, interleave_datasets
 from ..data.corpora import load_pairs
 from ..data.files import lock, open_output, reject_model_folder, remove
 from ..data.prepared import prepare_dataset, tokenizer_fingerprint
-from ..data.shard_files import ShardRecord, read_json
-from ..data.sharded import ShardedDataset
+from ..data.sharded import ShardedDataset, ShardRecord, read_json
 from ..data.sharding import prepare_shards
 from ..data.tags import check_known
 from ..data.tokenization import load_tokenizer, require_control_tokens, train_tokenizer
