@@ -11,6 +11,7 @@ A file of the suite says which model:
 import copy
 import dataclasses
 import io
+import itertools
 import json
 import logging
 import pickle
@@ -22,6 +23,7 @@ import transformers
 from compiled_graphs import FEW_LENGTHS, count_training, graphs_of_marian, needs_compiler
 from packaging import version
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, CompileConfig, masking_utils
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutput
@@ -61,6 +63,12 @@ def ragged_batch(lengths=(7, 4, 1), target_lengths=(5, 3, 2), seed=3):
     labels = torch.randint(4, VOCABULARY, (len(lengths), max(target_lengths)), generator=generator)
     labels[torch.arange(max(target_lengths))[None, :] >= torch.tensor(target_lengths)[:, None]] = -100
     return {"input_ids": source, "attention_mask": mask, "labels": labels}
+
+
+def pad(tensor, side, amount, filling):
+    """The rows of a tensor with `amount` further columns on a side."""
+    more = tensor.new_full((len(tensor), amount, *tensor.shape[2:]), filling)
+    return torch.cat([more, tensor] if side == "left" else [tensor, more], 1)
 
 
 def left_padded(batch):
@@ -155,29 +163,20 @@ class ModelContract:
         """Source and target padded by k on a side, filled with anything: the same logits."""
         tolerance = 1e-5 if dtype == torch.float32 else 1e-10
         model = self.model(variant, dtype, scattered=dtype == torch.float64)
-        source = torch.randint(4, VOCABULARY, (2, 6))
-        target = torch.randint(4, VOCABULARY, (2, 5))
+        source, target = torch.randint(4, VOCABULARY, (2, 6)), torch.randint(4, VOCABULARY, (2, 5))
         ones = torch.ones_like
         expected = model(source, ones(source), decoder_input_ids=target, decoder_attention_mask=ones(target)).logits
         plain = model(source, decoder_input_ids=target).logits
         torch.testing.assert_close(plain, expected, atol=tolerance, rtol=0)
-        for amount in (1, 3):
-            for filling in (0, VOCABULARY - 1):
-                garbage = torch.full((2, amount), filling)
-                order = [garbage, source] if side == "left" else [source, garbage]
-                masks = [torch.zeros_like(garbage), ones(source)]
-                masks = masks if side == "left" else masks[::-1]
-                target_order = [garbage, target] if side == "left" else [target, garbage]
-                target_masks = [torch.zeros_like(garbage), ones(target)]
-                target_masks = target_masks if side == "left" else target_masks[::-1]
-                logits = model(
-                    torch.cat(order, 1),
-                    torch.cat(masks, 1),
-                    decoder_input_ids=torch.cat(target_order, 1),
-                    decoder_attention_mask=torch.cat(target_masks, 1),
-                ).logits
-                real = logits[:, amount:] if side == "left" else logits[:, :-amount]
-                torch.testing.assert_close(real, expected, atol=tolerance, rtol=0)
+        for amount, filling in itertools.product((1, 3), (0, VOCABULARY - 1)):
+            logits = model(
+                pad(source, side, amount, filling),
+                pad(ones(source), side, amount, 0),
+                decoder_input_ids=pad(target, side, amount, filling),
+                decoder_attention_mask=pad(ones(target), side, amount, 0),
+            ).logits
+            real = logits[:, amount:] if side == "left" else logits[:, :-amount]
+            torch.testing.assert_close(real, expected, atol=tolerance, rtol=0)
 
     def test_ragged_batch_equals_single_sentences(self, variant):
         model = self.model(variant)
@@ -337,6 +336,41 @@ class ModelContract:
             steps.append(outputs.logits)
         torch.testing.assert_close(torch.cat(steps, 1), forced, atol=1e-10, rtol=0)
 
+    def test_memories_are_projected_once_per_source(self, variant, monkeypatch):
+        """Five beams of two sentences: the encoder runs once, and each layer stores two rows of a memory once."""
+        model, seen, rows = self.model(variant), [], []
+        layer_class = type(model.model.decoder.prepare_cache(None, True).cross_attention_cache.layers[0])
+        store = layer_class.store
+
+        def watch(layer, name, keys, values):
+            seen.append((id(layer), name, keys.shape[0]))
+            store(layer, name, keys, values)
+
+        monkeypatch.setattr(layer_class, "store", watch)
+        model.get_encoder().register_forward_hook(lambda module, args, output: rows.append(len(output[0])))
+        source = torch.randint(4, VOCABULARY, (2, 6))
+        found = model.generate(source, num_beams=5, max_new_tokens=6, min_new_tokens=6, return_dict_in_generate=True)
+        assert rows == [2] and {count for *_, count in seen} == {2} and len(set(seen)) == len(seen)
+        layers = found[CACHE].cross_attention_cache.layers
+        assert {place for place, name, _ in seen if name == "encoder"} == set(map(id, layers))
+
+    def test_a_decoding_step_costs_a_fixed_number_of_operations(self, variant):
+        model, cache, counts = self.model(variant, torch.float32), None, []
+
+        class Count(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                counts[-1] += not function.is_view
+                return function(*args, **(kwargs or {}))
+
+        with torch.no_grad():
+            inputs = {"encoder_outputs": model.get_encoder()(torch.randint(4, VOCABULARY, (2, 9))), "use_cache": True}
+            for _ in range(5):
+                counts.append(0)
+                with Count():
+                    words = torch.ones(8, 1, dtype=torch.long)
+                    cache = model(decoder_input_ids=words, cache=cache, **inputs)[CACHE]
+        assert len(set(counts[1:])) == 1, counts
+
     def test_beams_of_a_batch_equal_beams_of_single_sentences(self, variant):
         model = self.model(variant)
         batch = ragged_batch()
@@ -397,23 +431,17 @@ class ModelContract:
                 use_cache=True,
             ).logits
 
-        rows = torch.tensor([2, 0, 1])
-        cache = filled()
-        cache.reorder_cache(rows)
-        torch.testing.assert_close(step(cache, rows), full[rows], atol=1e-10, rtol=0)
-        rows = torch.tensor([0, 2])
-        cache = filled()
-        cache.batch_select_indices(rows)
-        torch.testing.assert_close(step(cache, rows), full[rows], atol=1e-10, rtol=0)
-        rows = torch.arange(3).repeat_interleave(2)
-        cache = filled()
-        cache.batch_repeat_interleave(2)
-        torch.testing.assert_close(step(cache, rows), full[rows], atol=1e-10, rtol=0)
-        shuffled = torch.tensor([5, 0, 3, 2, 1, 4])
-        cache = filled()
-        cache.batch_repeat_interleave(2)
-        cache.reorder_cache(shuffled)
-        torch.testing.assert_close(step(cache, rows[shuffled]), full[rows[shuffled]], atol=1e-10, rtol=0)
+        repeated, shuffled = torch.arange(3).repeat_interleave(2), torch.tensor([5, 0, 3, 2, 1, 4])
+        for rows, *changes in (
+            (torch.tensor([2, 0, 1]), ("reorder_cache", torch.tensor([2, 0, 1]))),
+            (torch.tensor([0, 2]), ("batch_select_indices", torch.tensor([0, 2]))),
+            (repeated, ("batch_repeat_interleave", 2)),
+            (repeated[shuffled], ("batch_repeat_interleave", 2), ("reorder_cache", shuffled)),
+        ):
+            cache = filled()
+            for name, argument in changes:
+                getattr(cache, name)(argument)
+            torch.testing.assert_close(step(cache, rows), full[rows], atol=1e-10, rtol=0)
         cache = filled()
         cache.reset()
         assert all(not layer.is_initialized for layer in cache.cross_attention_cache.layers)
@@ -962,6 +990,14 @@ class ModelContract:
         expected = model(**batch).logits
         embedded = model.get_input_embeddings()(batch.pop("input_ids"))
         torch.testing.assert_close(model(inputs_embeds=embedded, **batch).logits, expected)
+
+    def test_predictions_of_the_trainer_are_the_logits(self, variant):
+        """All that an output holds beside loss and logits is named for it."""
+        model, source = self.model(variant), torch.full((1, 3), 5)
+        outputs = model(source, decoder_input_ids=source, use_cache=True, output_attentions=True)
+        usual = {f"{side}_{name}" for side in ("encoder", "decoder") for name in ("attentions", "hidden_states")}
+        ignored = {*model.config.keys_to_ignore_at_inference, "logits", "cross_attentions", *usual}
+        assert set(outputs) <= ignored and "auxiliary_loss" in ignored
 
     def test_tuple_output(self, variant):
         model = self.model(variant)

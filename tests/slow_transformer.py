@@ -4,6 +4,7 @@ import math
 import sys
 
 import torch
+from model_contract import left_padded, ragged_batch
 
 from recnmt_hf.models import kernels_shared
 
@@ -27,6 +28,40 @@ def softmax_rows(scores, allowed):
             for j, value in zip(keys, exponentials / exponentials.sum(), strict=True):
                 weights[i, j] = value
     return weights
+
+
+def name_fields(fields):
+    """A test's name from its configuration fields."""
+    return "-".join(f"{value}" for value in fields.values()).replace(" ", "") or "default"
+
+
+def recurrent_step(weights, name, cell, x, state, memory=None, suffix="_l0"):
+    """One step of torch's cell with the parameters `name`: its state, and of an LSTM its memory."""
+    i = weights[f"{name}.weight_ih{suffix}"] @ x + weights[f"{name}.bias_ih{suffix}"]
+    h = weights[f"{name}.weight_hh{suffix}"] @ state + weights[f"{name}.bias_hh{suffix}"]
+    n = len(state)
+    if cell == "rnn":
+        return torch.tanh(i + h), memory
+    if cell == "gru":
+        reset, update = torch.sigmoid(i[:n] + h[:n]), torch.sigmoid(i[n : 2 * n] + h[n : 2 * n])
+        return (1 - update) * torch.tanh(i[2 * n :] + reset * h[2 * n :]) + update * state, memory
+    into, forget, new, out = (i + h).split(n)
+    memory = torch.sigmoid(forget) * memory + torch.sigmoid(into) * torch.tanh(new)
+    return torch.sigmoid(out) * torch.tanh(memory), memory
+
+
+def compare(model, slow, side="right", **settings):
+    """
+    Compare the logits of a padded batch, a sentence of one word among them, with the equations to 1e-10. Yield the
+    outputs with each row, the places of its words, and its number of target words.
+    """
+    batch = ragged_batch()
+    target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    outputs = model(**(batch if side == "right" else left_padded(batch)), **settings)
+    for row, (length, steps) in enumerate(zip((7, 4, 1), (5, 3, 2), strict=True)):
+        expected = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
+        torch.testing.assert_close(outputs.logits[row, :steps], expected, atol=1e-10, rtol=0)
+        yield outputs, row, slice(0, length) if side == "right" else slice(-length, None), steps
 
 
 class SlowTransformer:

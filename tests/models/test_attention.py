@@ -10,11 +10,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import recnmt_hf
 from recnmt_hf import NMTTransformerConfig
-from recnmt_hf.models import attention as module
 from recnmt_hf.models.attention import (
     MultiHeadAttention,
     causal_mask,
-    eager_attention_forward,
     key_positions,
     masked_softmax,
     self_mask,
@@ -116,38 +114,6 @@ def test_masks_of_memories_and_words():
 # -- attention ---
 
 
-def test_dropout_of_weights_is_on_in_training_only():
-    plain = nn.Module().eval()
-    query, key, value = (torch.randn(1, 2, 40, 3) for _ in range(3))
-    context, weights = eager_attention_forward(plain, query, key, value, None, 0.5, dropout=0.5)
-    torch.testing.assert_close(weights, (query @ key.transpose(2, 3) * 0.5).softmax(-1))
-    torch.testing.assert_close(context, (weights @ value).transpose(1, 2))
-    assert context.is_contiguous()
-    _, dropped = eager_attention_forward(plain.train(), query, key, value, None, 0.5, dropout=0.5)
-    assert 0.4 < (dropped == 0).float().mean() < 0.6
-    _, whole = eager_attention_forward(plain, query, key, value, None, 0.5)
-    torch.testing.assert_close(whole, weights)
-    layer, states = attention(0.5), torch.randn(1, 7, 6, dtype=torch.float64)
-    assert torch.equal(layer(states)[0], layer(states)[0])
-    assert not torch.equal(layer.train()(states)[0], layer(states)[0])
-    layer = attention()
-    torch.testing.assert_close(layer.train()(states), layer.eval()(states))
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_self_attention_in_one_call_and_word_by_word(implementation):
-    layer = attention(is_causal=True, layer_idx=0, implementation=implementation)
-    states = torch.randn(2, 5, 6, dtype=torch.float64)
-    expected = [by_hand(layer, row, row, torch.ones(5, 5).tril().bool())[0] for row in states]
-    torch.testing.assert_close(layer(states)[0], torch.stack(expected))
-    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    found = [layer(piece, cache=cache)[0] for piece in states.split(1, dim=1)]
-    torch.testing.assert_close(torch.cat(found, 1), torch.stack(expected))
-    assert cache.get_seq_length() == 5
-    bidirectional = attention(implementation=implementation)
-    torch.testing.assert_close(bidirectional(states)[0][0], by_hand(bidirectional, states[0], states[0])[0])
-
-
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention"])
 @pytest.mark.parametrize("sources", [1, 3])
 def test_beams_attend_the_memory_of_their_source(sources, implementation):
@@ -175,19 +141,6 @@ def test_beams_attend_the_memory_of_their_source(sources, implementation):
     layer.config.output_attentions = True
     layer.config._attn_implementation = implementation
     torch.testing.assert_close(layer(queries, memory, mask)[1], weights)
-
-
-def test_plain_matmuls_take_the_place_of_sdpa_where_they_win(monkeypatch):
-    """They alone return weights, and know where queries stand among keys that nothing fills yet."""
-    layer = attention(is_causal=True).train()
-    query, key = torch.randn(1, 2, 2, 3, dtype=torch.float64), torch.randn(1, 2, 3, 3, dtype=torch.float64)
-    asked = []
-    for wins in (False, True):
-        monkeypatch.setattr(module, "prefers_plain_matmuls", lambda *args, wins=wins: asked.append(args) or wins)
-        weights = layer.attend(query, key, key, None, query_offset=0)[1]
-        assert (weights is not None) == wins
-    assert asked[0][0] is query and asked[0][1] is key and asked[0][2] == 0.0
-    assert (weights[0, 0] > 0).tolist() == [[True, False, False], [True, True, False]]
 
 
 @pytest.mark.parametrize("family", ["NMTTransformer", "BiARNTransformer", "GRET"])

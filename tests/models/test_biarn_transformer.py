@@ -2,10 +2,16 @@
 
 import pytest
 import torch
-from gradients import check_gradients
 from model_contract import ModelContract, ragged_batch
 from packaging import version
-from slow_transformer import SlowTransformer, multiply_instead_of_dropping, softmax_rows
+from slow_transformer import (
+    SlowTransformer,
+    compare,
+    multiply_instead_of_dropping,
+    name_fields,
+    recurrent_step,
+    softmax_rows,
+)
 from user_errors import rejects
 
 from recnmt_hf import (
@@ -14,7 +20,6 @@ from recnmt_hf import (
 )
 from recnmt_hf.models import kernels_biarn_transformer
 from recnmt_hf.models import modeling_biarn_transformer as modeling
-from recnmt_hf.models.attention import MultiHeadAttention
 from recnmt_hf.models.seq2seq_outputs import CACHE
 
 
@@ -43,36 +48,6 @@ class TestBiARNTransformer(ModelContract):
             "multi_column_rnn_layers": 2,
         },
     }
-
-    def test_memories_are_projected_once_per_source(self, variant):
-        """Five beams of two sentences: each layer projects H_e and H_r once, two rows each."""
-        model = self.model(variant, torch.float32)
-        seen = []
-        project = MultiHeadAttention.project_memory
-
-        def watch(self, states):
-            seen.append((self.memory, states.shape[0]))
-            return project(self, states)
-
-        MultiHeadAttention.project_memory = watch
-        try:
-            model.generate(torch.randint(4, 30, (2, 6)), num_beams=5, max_new_tokens=6)
-        finally:
-            MultiHeadAttention.project_memory = project
-        config = model.config
-        fused = 0 if config.recurrence_encoder_type is None else 2 if config.fusion_layers == "all" else 1
-        fused = 0 if config.decoder_memory == "recurrence" else fused  # its one memory is H_r
-        assert sorted(seen) == [("encoder", 2)] * 2 + [("recurrence", 2)] * fused
-
-    def test_steps_of_the_encoder_run_once_per_source(self, variant):
-        model = self.model(variant, torch.float32)
-        runs = []
-        for module in model.modules():
-            if isinstance(module, modeling.Recurrence):
-                module.register_forward_hook(lambda module, args, output: runs.append(args[0].shape[0]))
-        model.generate(torch.randint(4, 30, (2, 6)), num_beams=5, max_new_tokens=6)
-        layers = model.config.recurrence_encoder_layers
-        assert runs == ([] if model.config.recurrence_encoder_type is None else [2] * layers)
 
 
 class SlowBiARN(SlowTransformer):
@@ -148,35 +123,21 @@ class SlowBiARN(SlowTransformer):
         return self.linear(f"{name}.out_proj", together) if f"{name}.out_proj.weight" in self.weights else together
 
     def attentive(self, name, x, state, steps, backward):
-        heads = self.config.encoder_attention_heads
+        heads, cell = self.config.encoder_attention_heads, self.config.recurrence_cell
         states, carry = {}, torch.zeros_like(state)
         numbers = range(steps, 0, -1) if backward else range(1, steps + 1)
         for t in numbers:
             context = self.attention(f"{name}.attn", state[None], x, [[True] * len(x)], heads)[0]
-            state, carry = self.cell(f"{name}.cell", "", context, state, carry)
+            state, carry = recurrent_step(self.weights, f"{name}.cell", cell, context, state, carry, suffix="")
             states[t] = state
         return torch.stack([states[t] for t in range(1, steps + 1)])
 
     def over_words(self, name, x, state, backward):
         carry, states = torch.zeros_like(state), {}
         for j in reversed(range(len(x))) if backward else range(len(x)):
-            state, carry = self.cell(name, "_l0", x[j], state, carry)
+            state, carry = recurrent_step(self.weights, name, self.config.recurrence_cell, x[j], state, carry)
             states[j] = state
         return torch.stack([states[j] for j in range(len(x))])
-
-    def cell(self, name, suffix, x, state, carry):
-        w = self.weights
-        i = w[f"{name}.weight_ih{suffix}"] @ x + w[f"{name}.bias_ih{suffix}"]
-        h = w[f"{name}.weight_hh{suffix}"] @ state + w[f"{name}.bias_hh{suffix}"]
-        n = len(state)
-        if self.config.recurrence_cell == "gru":
-            reset = torch.sigmoid(i[:n] + h[:n])
-            update = torch.sigmoid(i[n : 2 * n] + h[n : 2 * n])
-            new = torch.tanh(i[2 * n :] + reset * h[2 * n :])
-            return (1 - update) * new + update * state, carry
-        into, forget, cell, out = ((i + h)[k * n : (k + 1) * n] for k in range(4))
-        carry = torch.sigmoid(forget) * carry + torch.sigmoid(into) * torch.tanh(cell)
-        return torch.sigmoid(out) * torch.tanh(carry), carry
 
     def fuse(self, layer, own, attended):
         config = self.config
@@ -245,10 +206,6 @@ DROPPED = [
 ]
 
 
-def name_fields(fields):
-    return "-".join(f"{value}" for value in fields.values()) or "default"
-
-
 def choose_path(path, monkeypatch):
     monkeypatch.setattr(kernels_biarn_transformer, "few_steps", lambda *sizes: path == "fast")
     monkeypatch.setattr(kernels_biarn_transformer, "few_positions", lambda *sizes: path == "fast")
@@ -281,29 +238,10 @@ def test_dropout_stands_where_the_equations_have_it(path, fields, monkeypatch):
 
 def check_equations(model):
     slow = SlowBiARN(model)
-    batch = ragged_batch()
-    target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-    outputs = model(**batch)
-    for row, (length, steps) in enumerate(zip((7, 4, 1), (5, 3, 2), strict=True)):
-        expected = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
-        torch.testing.assert_close(outputs.logits[row, :steps], expected, atol=1e-10, rtol=0)
+    for outputs, row, _, _ in compare(model, slow):
         if slow.recurrence is not None:
             own = outputs.recurrence_hidden_state[row, : len(slow.recurrence)]
             torch.testing.assert_close(own, slow.recurrence, atol=1e-10, rtol=0)
-
-
-def test_bag_of_words_unless_positions_are_asked_for():
-    """An ARN reads a set: the order of words changes nothing in H_r, and everything with positions (or an RNN)."""
-    source = torch.tensor([[5, 6, 7, 8, 9]])
-    for fields, blind in (
-        ({}, True),
-        ({"recurrence_position_embeddings": True}, False),
-        ({"recurrence_encoder_type": "birnn"}, False),
-        ({"recurrence_source": "encoder"}, False),
-    ):
-        encoder = TestBiARNTransformer().model(fields).get_encoder()
-        one, other = encoder(source).recurrence_hidden_state, encoder(source.flip(1)).recurrence_hidden_state
-        assert torch.allclose(one, other, atol=1e-10) == blind, fields
 
 
 # -- the two paths of the steps ---
@@ -344,33 +282,6 @@ def test_fast_steps_equal_reference(few, kind, cell, steps, stacked, frozen, mon
         assert (own_mask is None) == (steps is not None)
     for fast, slow in zip(*results, strict=True):
         torch.testing.assert_close(fast, slow, atol=1e-12, rtol=1e-9)
-
-
-@pytest.mark.parametrize("few", [True, False], ids=["few-steps", "many-steps"])
-def test_fast_steps_have_right_gradients(few, monkeypatch):
-    monkeypatch.setattr(kernels_biarn_transformer, "few_steps", lambda *sizes: few)
-    config = TestBiARNTransformer().config(d_model=8, encoder_attention_heads=2, decoder_attention_heads=2)
-    config._attn_implementation = "sdpa"
-    directions = torch.nn.ModuleList([modeling.AttentiveRecurrentDirection(config).double().eval() for _ in range(2)])
-    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
-
-    def steps(inputs, first, second):
-        return modeling.attentive_steps(directions, inputs, mask, [first, second], 3)[0]
-
-    given = [torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((2, 3, 8), (2, 8), (2, 8))]
-    check_gradients(steps, given)
-
-
-def test_steps_are_not_differentiated_twice():
-    """The fast steps would lose terms of a second derivative: they refuse; the reference gives it."""
-    model = TestBiARNTransformer().model()
-    words = torch.randn(1, 4, 32, dtype=torch.float64, requires_grad=True)
-    weight = model.model.encoder.recurrence_encoder.layers[0].recurrence.directions[0].cell.weight_ih
-    for start in (words, weight):
-        states = model.get_encoder()(inputs_embeds=words).recurrence_hidden_state
-        (first,) = torch.autograd.grad(states.pow(2).sum(), start, create_graph=True)
-        with rejects("Set the environment variable"):
-            first.pow(2).sum().backward()
 
 
 @pytest.mark.parametrize("fields", [{"fusion_layers": "all"}, {"fusion_type": "gated_sum"}], ids=str)
@@ -514,7 +425,7 @@ def test_step_attentions_are_those_of_the_equations():
                 found = outputs.recurrence_attentions[0][0, way, head, number]
                 torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
             context = slow.attention(f"{direction}.attn", state[None], words, [[True] * 4], 4)[0]
-            state, _ = slow.cell(f"{direction}.cell", "", context, state, None)
+            state, _ = recurrent_step(slow.weights, f"{direction}.cell", "gru", context, state, suffix="")
 
 
 def test_encoder_output_without_recurrence_states_is_refused():
@@ -531,14 +442,6 @@ def test_words_are_not_aligned_by_attention_to_steps():
     outputs = model(**ragged_batch(), output_attentions=True)
     assert outputs.cross_attentions == ()
     assert [weights.shape for weights in outputs.recurrence_cross_attentions] == [(3, 4, 5, 8)] * 2
-
-
-def test_outputs_as_tuples_by_configuration():
-    """`return_dict=False` in the configuration concerns what the caller gets, not what the halves hand each other."""
-    model = TestBiARNTransformer().model()
-    expected = model(**ragged_batch()).logits
-    model.config.return_dict = False
-    assert torch.equal(model(**ragged_batch())[1], expected)
 
 
 # -- sizes, baseline, configuration ---

@@ -220,6 +220,17 @@ def test_what_is_left_out_follows_from_the_rest():
     assert GRETConfig(d_model=64, encoder_attention_heads=1).capsule_dim == 64
     assert GRETConfig(d_model=8, encoder_attention_heads=8).capsule_dim == 1
     assert GRETConfig(d_model=64, capsule_projection="shared").capsule_dim == 64
+    for fields, expected in (
+        ({}, ("stacked", 2, 2)),
+        ({"relation_layers": 0}, ("stacked", 2, 0)),
+        ({"relation_layers": 0, "decoder_type": "rnnsearch"}, ("concat", 1, 0)),
+        ({"decoder_type": "rnnsearch"}, ("stacked", 2, 2)),
+        ({"encoder_rnn_layout": "concat"}, ("concat", 1, 0)),
+        ({"encoder_layers": 1}, ("stacked", 1, 1)),
+        ({"encoder_layers": 4}, ("stacked", 4, 2)),
+    ):
+        config = RNMTConfig(**fields)
+        assert (config.encoder_rnn_layout, config.encoder_layers, config.relation_layers) == expected
 
 
 def test_a_baseline_has_the_fields_that_it_shares_with_its_variant():

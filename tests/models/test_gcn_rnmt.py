@@ -11,6 +11,7 @@ import pytest
 import torch
 from compiled_graphs import MOST_LENGTHS
 from model_contract import VOCABULARY, ModelContract, scatter_parameters
+from slow_transformer import recurrent_step
 from transformers.utils import logging as transformers_logging
 
 from recnmt_hf import GCNRNMTConfig, GCNRNMTForConditionalGeneration, RNMTConfig, RNMTForConditionalGeneration
@@ -38,6 +39,12 @@ class TestGCNRNMT(ModelContract):
 
     config_class = GCNRNMTConfig
     model_class = GCNRNMTForConditionalGeneration
+    # A layer of width w with R relations has 3 w^2 + 4 w + 2 R w + 2 R + 1 parameters.
+    growth = [
+        ("base", {}, 2 * (3 * 1024**2 + 4 * 1024 + 2 * 101 * 1024 + 2 * 101 + 1)),
+        ("base", {"gcn_label_biases": False}, 2 * (3 * 1024**2 + 4 * 1024 + 2 * 1024 + 2 + 1)),
+        ("base", {"gcn_gates": False}, 2 * (3 * 1024**2 + 1024 + 2 * 101 * 1024)),
+    ]
     compiled = {"lengths": MOST_LENGTHS}
     compiled_variants = {"lengths": MOST_LENGTHS, "dynamic": True}
     variants = {
@@ -107,12 +114,8 @@ class SlowEncoder:
 
     def gru(self, name, xs, order):
         h, states = torch.zeros(self.config.d_model, dtype=torch.float64), {}
-        (wr, wz, wn), (ur, uz, un) = (self.p[f"{name}.weight_{kind}_l0"].chunk(3) for kind in ("ih", "hh"))
-        (br, bz, bn), (cr, cz, cn) = (self.p[f"{name}.bias_{kind}_l0"].chunk(3) for kind in ("ih", "hh"))
         for i in order:
-            r = torch.sigmoid(wr @ xs[i] + br + ur @ h + cr)
-            z = torch.sigmoid(wz @ xs[i] + bz + uz @ h + cz)
-            h = states[i] = (1 - z) * torch.tanh(wn @ xs[i] + bn + r * (un @ h + cn)) + z * h
+            h = states[i] = recurrent_step(self.p, name, "gru", xs[i], h)[0]
         return [states[i] for i in range(len(xs))]
 
     def below(self, ids):
@@ -263,22 +266,6 @@ def test_padding_with_any_columns_changes_nothing(fields, side):
             assert (gate.transpose(1, 2)[mask == 0] == 0).all()
 
 
-@pytest.mark.parametrize("fields", [{}, CNN, BOW], ids=["birnn", "cnn", "bow"])
-def test_a_batch_encodes_every_sentence_as_alone(fields):
-    encoder = build(**fields).get_encoder()
-    lengths = (6, 3, 1)
-    source, trees = torch.randint(4, VOCABULARY, (3, 6)), random_trees(3, 6, count=2)
-    trees["dependency_heads"] = torch.stack(
-        [torch.where(h < n, h, -1) for h, n in zip(trees["dependency_heads"], lengths, strict=True)]
-    )
-    mask = (torch.arange(6)[None] < torch.tensor(lengths)[:, None]).long()
-    together = encoder(source, mask, **trees)[0]
-    for row, length in enumerate(lengths):
-        own = {name: column[row : row + 1, :length] for name, column in trees.items()}
-        alone = encoder(source[row : row + 1, :length], **own)[0]
-        torch.testing.assert_close(together[row : row + 1, :length], alone, atol=1e-10, rtol=0)
-
-
 # -- edge dropout --
 
 
@@ -395,26 +382,6 @@ def test_generate_reads_trees(mode):
             assert found[row * group : (row + 1) * group].equal(alone)
 
 
-def test_assisted_decoding_with_trees():
-    """The assistant may be a model that reads no trees."""
-    model = build(d_model=16)
-    source, trees = torch.randint(4, VOCABULARY, (1, 6)), random_trees(1, 6)
-    torch.manual_seed(1)
-    plain = RNMTConfig(vocab_size=VOCABULARY, d_model=16, relation_layers=0)
-    for assistant in (build(seed=6), RNMTForConditionalGeneration(plain).double().eval()):
-        found = model.generate(source, **trees, max_new_tokens=8, assistant_model=assistant)
-        assert found.equal(model.generate(source, **trees, max_new_tokens=8))
-
-
-def test_encoder_outputs_replace_trees():
-    model = build()
-    source, trees = torch.randint(4, VOCABULARY, (2, 6)), random_trees(2, 6)
-    expected = model(source, labels=source, **trees)
-    encoded = model.get_encoder()(source, **trees)
-    assert model(encoder_outputs=encoded, labels=source, **random_trees(2, 6, seed=9)).loss == expected.loss
-    assert model.model(source, decoder_input_ids=source, **trees).encoder_last_hidden_state.equal(encoded[0])
-
-
 def test_missing_trees_warn_once(caplog):
     transformers_logging.get_logger().warning_once.cache_clear()
     source = torch.randint(4, VOCABULARY, (2, 6))
@@ -445,15 +412,6 @@ def test_further_inputs_are_declared_where_trainers_and_generate_look():
     assert model.generate(source, **trees, max_new_tokens=4).equal(expected)
 
 
-def test_trees_without_relations_have_the_unknown_one():
-    encoder = build().get_encoder()
-    source, heads = torch.randint(4, VOCABULARY, (2, 6)), random_trees(2, 6)["dependency_heads"]
-    expected = encoder(source, dependency_heads=heads, dependency_relations=torch.zeros_like(heads))[0]
-    assert torch.equal(encoder(source, dependency_heads=heads)[0], expected)
-    narrow = encoder(source, dependency_heads=heads.int(), dependency_relations=torch.zeros_like(heads).int())[0]
-    assert torch.equal(narrow, expected)
-
-
 def test_gates_are_reported():
     """One gate for each edge, direction and layer, 0 without an edge, in the order of the input."""
     model = build()
@@ -468,24 +426,6 @@ def test_gates_are_reported():
 
 
 # -- sizes and baselines --
-
-
-def size(module):
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-@pytest.mark.parametrize(("width", "millions"), [(1024, 3.24), (1600, 7.83)])
-def test_sizes(width, millions):
-    """3w^2 + 4w + 2Rw + 2R + 1 parameters for each layer."""
-    relations = 45
-    with torch.device("meta"):
-        layer = GraphConvolution(GCNRNMTConfig(d_model=width // 2, num_relations=relations))
-        unlabelled = GraphConvolution(GCNRNMTConfig(d_model=width // 2, gcn_label_biases=False))
-        ungated = GraphConvolution(GCNRNMTConfig(d_model=width // 2, num_relations=relations, gcn_gates=False))
-    expected = 3 * width**2 + 4 * width + 2 * relations * width + 2 * relations + 1
-    assert size(layer) == expected and round(expected / 1e6, 2) == millions
-    assert size(unlabelled) == 3 * width**2 + 4 * width + 2 * width + 2 + 1
-    assert size(layer) - size(ungated) == 3 * width + 2 * relations + 1
 
 
 def test_initial_values():
@@ -517,17 +457,6 @@ def test_the_baseline_has_all_other_parameters():
     assert torch.equal(logits, rnnsearch(source, labels=source).logits)
 
 
-def test_graph_convolutions_on_relation_networks():
-    """The layers of RNMT below them."""
-    model = build(encoder_rnn_layout="stacked", relation_layers=1, relation_conv_channels=[4], relation_hidden_size=4)
-    source, trees = torch.randint(4, VOCABULARY, (2, 6)), random_trees(2, 6)
-    outputs = model(source, labels=source, output_attentions=True, output_hidden_states=True, **trees)
-    assert len(outputs.relation_scores) == 1 and len(outputs.edge_gates) == 2
-    assert len(outputs.encoder_hidden_states) == 1 + 3 + 2
-    outputs.loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
 # -- the artificial task --
 
 
@@ -545,28 +474,6 @@ def reordering(repository):
 def small_task(reordering):
     sizes = {"letters": 8, "longest": 7, "train": 4800, "validation": 200}
     return reordering.Task(**sizes, batch_size=64, epochs=3, d_model=32, learning_rate=8e-3)
-
-
-def test_the_edges_of_the_artificial_task_solve_it(reordering):
-    """Each letter, put where its true edge points to, gives the target; the fake edge is a permutation too."""
-    task = small_task(reordering)
-    data = task.make(50, seed=3)
-    rows = zip(data["input_ids"], data["labels"], data["dependency_heads"], data["dependency_relations"], strict=True)
-    differing = 0
-    for source, labels, heads, relations in rows:
-        length = int((source != 0).sum()) - 2
-        assert 3 <= length <= 7 and source[0] == 1 and source[length + 1] == 2
-        for kind, ids in ((0, range(1, 6)), (1, range(6, 11))):
-            assert sorted(heads[1 : length + 1, kind].tolist()) == list(range(length))
-            assert set(relations[1 : length + 1, kind].tolist()) <= set(ids)
-        places = heads[1 : length + 1, 0]
-        restored = torch.empty(length, dtype=torch.long).scatter(0, places, source[1 : length + 1])
-        assert restored.tolist() == labels[:length].tolist() and labels[length] == 2
-        assert (labels[length + 1 :] == -100).all()
-        differing += labels[:length].tolist() != source[1 : length + 1].tolist()
-        none = torch.cat([heads[:1], heads[length + 1 :]])
-        assert (none == -1).all()
-    assert differing > 35
 
 
 @pytest.mark.slow

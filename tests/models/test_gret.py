@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from model_contract import ModelContract, left_padded, ragged_batch
-from slow_transformer import SlowTransformer, multiply_instead_of_dropping
+from model_contract import ModelContract, ragged_batch
+from slow_transformer import SlowTransformer, compare, multiply_instead_of_dropping, name_fields, recurrent_step
 from user_errors import rejects
 
 from recnmt_hf import (
@@ -66,7 +66,9 @@ class SlowGRET(SlowTransformer):
             else:
                 vector = sum(states) / len(states)
                 vector = self.feed_forward(name, vector) if config.global_aggregation else vector
-            state = self.gru(f"{prefix}.aggregation", vector, state) if config.global_aggregation else vector
+            if config.global_aggregation:
+                vector, _ = recurrent_step(self.weights, f"{prefix}.aggregation", "gru", vector, state)
+            state = vector
         self.vector = state
         return memory
 
@@ -108,14 +110,6 @@ class SlowGRET(SlowTransformer):
         weights = [each / sum(exponentials) for each in exponentials]
         self.all_weights.append(torch.stack(weights))
         return self.feed_forward(f"{name}.output", sum(a * u for a, u in zip(weights, capsules, strict=True)))
-
-    def gru(self, name, x, state):
-        w, n = self.weights, len(state)
-        i = w[f"{name}.weight_ih_l0"] @ x + w[f"{name}.bias_ih_l0"]
-        h = w[f"{name}.weight_hh_l0"] @ state + w[f"{name}.bias_hh_l0"]
-        reset, update = torch.sigmoid(i[:n] + h[:n]), torch.sigmoid(i[n : 2 * n] + h[n : 2 * n])
-        new = torch.tanh(i[2 * n :] + reset * h[2 * n :])
-        return (1 - update) * new + update * state
 
     def finish(self, states):
         config, w, name = self.config, self.weights, "model.decoder.global_gate"
@@ -178,10 +172,6 @@ EQUATIONS = [
 ]
 
 
-def name_fields(fields):
-    return "-".join(str(value) for value in fields.values()) or "default"
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("path", ["fast", "reference"])
 @pytest.mark.parametrize("fields", EQUATIONS, ids=name_fields)
@@ -202,18 +192,11 @@ def test_dropout_stands_where_the_equations_have_it(monkeypatch):
 
 def check_equations(model, side):
     slow = SlowGRET(model)
-    batch = ragged_batch()
-    lengths = batch["attention_mask"].sum(1).tolist()
-    target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-    outputs = model(**(batch if side == "right" else left_padded(batch)), output_attentions=True)
-    for row, (length, steps) in enumerate(zip(lengths, (5, 3, 2), strict=True)):
-        expected = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
-        torch.testing.assert_close(outputs.logits[row, :steps], expected, atol=1e-10, rtol=0)
+    for outputs, row, words, _ in compare(model, slow, side, output_attentions=True):
         if slow.vector is None:
             assert outputs.global_hidden_state is None
             continue
         torch.testing.assert_close(outputs.global_hidden_state[row], slow.vector, atol=1e-10, rtol=0)
-        words = slice(0, length) if side == "right" else slice(-length, None)
         for found, capsules in zip(outputs.capsules or (), slow.all_capsules, strict=True):
             torch.testing.assert_close(found[row], capsules, atol=1e-10, rtol=0)
         for found, coupling in zip(outputs.routing_weights or (), slow.all_couplings, strict=True):
@@ -221,17 +204,6 @@ def check_equations(model, side):
             assert found[row].count_nonzero() == coupling.count_nonzero()  # padding gets nothing
         for found, weights in zip(outputs.pooling_weights or (), slow.all_weights, strict=True):
             torch.testing.assert_close(found[row], weights, atol=1e-10, rtol=0)
-
-
-def test_bare_model_is_gated_too():
-    """`GRETModel.last_hidden_state` is what the output matrix reads."""
-    model = TestGRET().model({"num_capsules": 4})
-    batch = ragged_batch()
-    batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch.pop("labels"))
-    states = model.model(**batch)
-    torch.testing.assert_close(states.last_hidden_state @ model.lm_head.weight.T, model(**batch).logits)
-    assert states.global_hidden_state.shape == (3, 32)
-    assert isinstance(model.model, GRETModel)
 
 
 def test_a_family_of_ones_own_names_its_outputs():
@@ -257,17 +229,6 @@ def test_a_family_of_ones_own_names_its_outputs():
         outputs = made(source, decoder_input_ids=source, output_attentions=True)
         assert type(outputs) is kind
         assert outputs.global_hidden_state.shape == (2, 32) and len(outputs.global_gates) == 1
-
-
-def test_a_shared_projection_makes_all_capsules_equal():
-    """Whatever the softmax's axis: K has no effect then."""
-    for axis in ("positions", "capsules"):
-        fields = {"capsule_projection": "shared", "routing_softmax_axis": axis, "num_capsules": 4}
-        model = TestGRET().model(fields)
-        for capsules in model(**ragged_batch(), output_attentions=True).capsules:
-            torch.testing.assert_close(capsules, capsules[:, :1].expand_as(capsules), atol=1e-12, rtol=0)
-    own = TestGRET().model({"num_capsules": 4})(**ragged_batch(), output_attentions=True).capsules[0]
-    assert (own[:, 0] - own[:, 1]).abs().max() > 0.01
 
 
 # -- routing without votes ---------------------------------------------------------------------------------------------

@@ -134,27 +134,6 @@ def test_a_model_trains_alike_with_onednn(prefix, onednn, monkeypatch):
         torch.testing.assert_close(own, plain, atol=2e-5, rtol=2e-3)
 
 
-def test_projection_calls_what_is_not_a_plain_linear():
-    class Adapter(nn.Linear):
-        def forward(self, states):
-            return super().forward(states) + 1
-
-    linear, adapter = nn.Linear(8, 8), Adapter(8, 8)
-    states = torch.randn(4, 8)
-    with torch.no_grad():
-        assert torch.equal(project(adapter, states), adapter(states))
-        seen = []
-        linear.register_forward_hook(lambda *args: seen.append(args))
-        project(linear, states)
-    assert len(seen) == 1
-    plain = nn.Linear(8, 8)
-    assert kernels_shared.is_plain(plain, nn.Linear) and not kernels_shared.is_plain(plain, nn.Bilinear)
-    for observe in ("register_full_backward_hook", "register_full_backward_pre_hook", "register_forward_pre_hook"):
-        hook = getattr(plain, observe)(lambda *args: None)
-        assert not kernels_shared.is_plain(plain, nn.Linear), observe
-        hook.remove()
-
-
 # -- without gradients -------------------------------------------------------------------------------------------------
 
 
@@ -185,15 +164,6 @@ def test_a_packed_layer_computes_the_same(dtype, rows, bias, activation, small):
         expected = layer(states) if activation is None else activation(layer(states))
         torch.testing.assert_close(project(layer, states, activation), expected, **tolerance)
     assert (layer.packed_weight.content[1] is not None) == (dtype == torch.float32 or kernels_shared.has_bfloat16())
-
-
-def test_a_type_that_the_processor_lacks(layer, monkeypatch):
-    """The layer computes it as usual."""
-    monkeypatch.setattr(kernels_cpu_matmuls, "has_bfloat16", lambda: False)
-    states = torch.randn(5, 24, dtype=torch.bfloat16)
-    with torch.no_grad():
-        assert torch.equal(project(layer.bfloat16(), states), nn.functional.linear(states, layer.weight, layer.bias))
-    assert layer.packed_weight.content[1] is None
 
 
 @pytest.mark.parametrize("quantized", [False, True])

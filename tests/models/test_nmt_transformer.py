@@ -7,7 +7,7 @@ import torch
 from compiled_graphs import ALL_LENGTHS, MOST_LENGTHS
 from model_contract import TINY, VOCABULARY, ModelContract, ragged_batch, scatter_parameters
 from safetensors.torch import load_file, save_file
-from slow_transformer import SlowTransformer, multiply_instead_of_dropping
+from slow_transformer import SlowTransformer, compare, multiply_instead_of_dropping, name_fields
 from torch.nn.attention.flex_attention import flex_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from user_errors import rejects
@@ -38,10 +38,6 @@ class TestNMTTransformer(ModelContract):
         "relative": {"self_attention_type": "relative", "max_relative_positions": 3},
         "directional": {"self_attention_type": "directional"},
     }
-
-
-def name_fields(fields):
-    return "-".join(f"{value}" for value in fields.values()) or "default"
 
 
 @pytest.mark.parametrize(
@@ -77,13 +73,7 @@ def test_dropout_stands_where_the_equations_have_it(fields, monkeypatch):
 
 
 def check_equations(model):
-    slow = SlowTransformer(model)
-    batch = ragged_batch()
-    target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-    logits = model(**batch).logits
-    for row, (length, steps) in enumerate(zip((7, 4, 1), (5, 3, 2), strict=True)):
-        expected = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
-        torch.testing.assert_close(logits[row, :steps], expected, atol=1e-10, rtol=0)
+    assert len(list(compare(model, SlowTransformer(model)))) == 3
 
 
 @pytest.mark.parametrize("per_head", [True, False])
@@ -132,19 +122,6 @@ def test_parameter_counts():
         assert abs(body - expected) < 5e3, (preset, body)
 
 
-def test_unknown_preset():
-    with rejects(field="preset") as caught:
-        NMTTransformerConfig.from_preset("huge")
-    assert "base, big, small, student_base, student_base_memory, student_tiny, tiny" in str(caught.value)
-
-
-def test_relative_positions_replace_absolute_ones_by_default():
-    assert NMTTransformerConfig(self_attention_type="relative").position_embedding_type == "none"
-    both = NMTTransformerConfig(self_attention_type="relative", position_embedding_type="sinusoidal")
-    assert both.position_embedding_type == "sinusoidal"
-    assert NMTTransformerConfig().position_embedding_type == "sinusoidal"
-
-
 @pytest.mark.parametrize("kind", ["sinusoidal", "marian", "tensor2tensor", "learned"])
 def test_positions_from_an_offset_by_number_or_by_ids(kind):
     config = TestNMTTransformer().config(max_position_embeddings=6)
@@ -182,13 +159,6 @@ def test_positions_from_an_offset_by_number_or_by_ids(kind):
     assert module.to("meta")(2, torch.tensor(3, device="meta")).shape == (2, 4)
     assert torch.equal(SinusoidalPositionEmbedding(6, 4)(6), sinusoid_table(6, 4, "sinusoidal"))
     assert build("none") is None
-
-
-def test_learned_positions_start_as_other_embeddings():
-    model = TestNMTTransformer().model({"position_embedding_type": "learned"}, torch.float32, scattered=False)
-    for stack in (model.get_encoder(), model.get_decoder()):
-        positions = stack.embed_input.embed_positions.weight
-        assert positions.std().item() == pytest.approx(stack.embed_tokens.weight.std().item(), rel=0.1)
 
 
 def test_sequences_beyond_the_position_table_are_refused():
@@ -270,19 +240,6 @@ def test_labels_are_shifted_only_where_the_special_tokens_are_known(name):
     setattr(model.config, name, None)
     with rejects(field=name):
         model(**ragged_batch())
-
-
-def test_predictions_of_the_trainer_are_the_logits():
-    """All that an output holds beside loss and logits is named for it."""
-    for model in (
-        TestNMTTransformer().model({}),
-        recnmt_hf.GRETForConditionalGeneration(recnmt_hf.GRETConfig(**TINY)),
-        recnmt_hf.BiARNTransformerForConditionalGeneration(recnmt_hf.BiARNTransformerConfig(**TINY)),
-    ):
-        source = torch.full((1, 3), 5)
-        outputs = model(source, decoder_input_ids=source, use_cache=True)
-        assert set(outputs) - {"logits"} <= set(model.config.keys_to_ignore_at_inference)
-        assert "auxiliary_loss" in model.config.keys_to_ignore_at_inference
 
 
 @pytest.mark.slow

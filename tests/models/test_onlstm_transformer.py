@@ -3,9 +3,8 @@
 import pytest
 import torch
 from gradients import check_gradients
-from model_contract import ModelContract, left_padded, ragged_batch
-from slow_transformer import SlowTransformer, multiply_instead_of_dropping
-from user_errors import rejects
+from model_contract import ModelContract, ragged_batch
+from slow_transformer import SlowTransformer, compare, multiply_instead_of_dropping, name_fields, recurrent_step
 
 from recnmt_hf import (
     ONLSTMTransformerConfig,
@@ -110,12 +109,7 @@ class SlowHybrid(SlowTransformer):
         return states, distances
 
     def lstm_step(self, name, x, state, cell):
-        w = self.weights
-        each = w[f"{name}.weight_ih_l0"] @ x + w[f"{name}.bias_ih_l0"]
-        each = each + w[f"{name}.weight_hh_l0"] @ state + w[f"{name}.bias_hh_l0"]
-        into, forget, new, out = each.chunk(4)
-        cell = torch.sigmoid(forget) * cell + torch.sigmoid(into) * torch.tanh(new)
-        return torch.sigmoid(out) * torch.tanh(cell), cell, 0.0
+        return *recurrent_step(self.weights, name, "lstm", x, state, cell), 0.0
 
     def on_lstm_step(self, name, x, state, cell):
         w, size, chunk = self.weights, len(state), self.config.onlstm_chunk_size
@@ -164,10 +158,6 @@ EQUATIONS = [
 ]
 
 
-def name_fields(fields):
-    return "-".join(str(value) for value in fields.values()).replace(" ", "")
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("path", ["fast", "reference"])
 @pytest.mark.parametrize("fields", EQUATIONS, ids=name_fields)
@@ -187,14 +177,7 @@ def test_dropout_stands_where_the_equations_have_it(monkeypatch):
 
 def check_equations(model, side):
     slow, kinds = SlowHybrid(model), model.config.encoder_layer_types
-    batch = ragged_batch()
-    lengths = batch["attention_mask"].sum(1).tolist()
-    target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-    outputs = model(**(batch if side == "right" else left_padded(batch)), output_attentions=True)
-    for row, (length, steps) in enumerate(zip(lengths, (5, 3, 2), strict=True)):
-        expected = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
-        torch.testing.assert_close(outputs.logits[row, :steps], expected, atol=1e-10, rtol=0)
-        words = slice(0, length) if side == "right" else slice(-length, None)
+    for outputs, row, words, _ in compare(model, slow, side, output_attentions=True):
         assert len(outputs.master_gate_distances or ()) == kinds.count("onlstm")
         for found, distances in zip(outputs.master_gate_distances or (), slow.distances, strict=True):
             torch.testing.assert_close(found[row, words], distances, atol=1e-10, rtol=0)
@@ -396,19 +379,6 @@ def test_presets_of_every_size():
     fewer = ONLSTMTransformerConfig.from_preset("base", vocab_size=100, encoder_layers=2)
     assert fewer.encoder_layer_types == ["onlstm", "attention"]
     assert ONLSTMTransformerConfig(**stack(("lstm", 8))).encoder_layers == 8
-
-
-def test_sources_are_as_long_as_attention_at_the_bottom_allows():
-    """Recurrent layers at the bottom need no table of positions."""
-    words = torch.full((1, 70), 5)
-    model = TestONLSTMTransformer().model()
-    assert model.config.sides_with_positions == ("target",)
-    assert torch.isfinite(model(words, decoder_input_ids=words[:, :3]).logits).all()
-    for fields in ({"rnn_input_position_embeddings": True}, stack(("attention", 1), ("onlstm", 1))):
-        model = TestONLSTMTransformer().model(fields)
-        assert model.config.sides_with_positions == ("source", "target")
-        with rejects(field="max_position_embeddings"):
-            model(words, decoder_input_ids=words[:, :3])
 
 
 def test_recurrent_weights_start_orthogonal_gate_by_gate():

@@ -13,14 +13,11 @@ from recnmt_hf.models.decoder_cache import (
     RecurrentAttentionLayer,
     RecurrentStateLayer,
     SourceMemoryCache,
-    StaticRecurrentAttentionLayer,
     StaticRecurrentStateLayer,
-    cached_vector,
     can_concat,
     complete_cache,
     concat,
     read_source_memory,
-    recurrent_layer,
     source_memories,
 )
 from recnmt_hf.models.recurrent_layers import (
@@ -31,7 +28,6 @@ from recnmt_hf.models.recurrent_layers import (
 )
 from recnmt_hf.models.seq2seq_loading import Initialization
 from recnmt_hf.models.seq2seq_outputs import (
-    Memory,
     Seq2SeqDecoderOutput,
     Seq2SeqEncoderOutput,
     extra_values,
@@ -135,13 +131,6 @@ def test_a_cached_recurrence_continues_where_it_stopped(cell):
     torch.testing.assert_close(following, expected[:, 2:], atol=1e-12, rtol=0)
 
 
-def test_steps_of_a_layer_equal_its_kernel():
-    for cell in ("rnn", "gru", "lstm"):
-        layer = RecurrentLayer(cell, 3, 4).double()
-        inputs, start = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
-        torch.testing.assert_close(layer.steps(inputs, [start])[0], layer(inputs, start), atol=1e-12, rtol=0)
-
-
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
 def test_layers_run_under_autocast(cell):
     """On what a layer below made in half precision, too."""
@@ -227,25 +216,6 @@ def test_recurrent_layer_rolls_back_what_it_recorded():
     assert layer.get_seq_length() == 0 and layer.get_state() is None and layer.keys is None
 
 
-@pytest.mark.parametrize("layer_class", [RecurrentAttentionLayer, StaticRecurrentAttentionLayer])
-@pytest.mark.parametrize("first", ["states", "keys"])
-def test_length_counts_keys_whatever_is_written_first(layer_class, first):
-    """The mask of a prefix of five tokens is five wide, though its states were written before its keys."""
-    static = layer_class is StaticRecurrentAttentionLayer
-    layer = layer_class(max_cache_len=9) if static else layer_class()
-    states, keys = torch.randn(1, 5, 2), torch.randn(1, 1, 5, 2)
-    if first == "states":
-        layer.update_states(state=states)
-        assert layer.get_seq_length() == 0
-        assert layer.get_mask_sizes(5) == ((9, 0) if static else (5, 0))
-        layer.update(keys, keys)
-    else:
-        layer.update(keys, keys)
-        layer.update_states(state=states)
-    assert layer.get_seq_length() == 5 and torch.equal(layer.get_state(), states[:, -1])
-    assert layer.get_mask_sizes(1) == ((9, 0) if static else (6, 0))
-
-
 @pytest.mark.parametrize("layer_class", [RecurrentStateLayer, StaticRecurrentStateLayer])
 def test_rolling_back_nothing_and_everything(layer_class):
     layer = layer_class(max_cache_len=9) if layer_class is StaticRecurrentStateLayer else layer_class()
@@ -289,30 +259,6 @@ def test_keys_and_states_are_cut_and_moved_together():
     check([2, 2, 0, 0], 1)
 
 
-def test_states_of_a_static_layer_stay_where_they_are():
-    layer, states = StaticRecurrentAttentionLayer(max_cache_len=3), torch.randn(2, 3, 2)
-    layer.update(states[:, None], -states[:, None])
-    layer.update_states(state=states[:, :1])
-    address = layer.get_state().data_ptr()
-    layer.update_states(state=states[:, 1:])
-    layer.reorder_cache(torch.tensor([1, 1]))
-    assert layer.get_state().data_ptr() == address and torch.equal(layer.get_state(), states[[1, 1], -1])
-    assert torch.equal(layer.keys, states[[1, 1], None]) and torch.equal(layer.values, -layer.keys)
-
-
-def test_a_cache_without_recurrent_layers_is_refused():
-    cache = DynamicCache()
-    for layer_idx in (0, 1):
-        with rejects(field="cache"):
-            recurrent_layer(cache, layer_idx)
-    complete_cache(cache, ["recnmt_recurrent"], 1)
-    first = cache.layers[0]
-    complete_cache(cache, ["recnmt_recurrent", "recnmt_recurrent_attention"], 2)
-    assert [recurrent_layer(cache, i) for i in (0, 1)] == cache.layers and cache.layers[0] is first
-    assert recurrent_layer(None) is None and recurrent_layer(EncoderDecoderCache(cache, DynamicCache())) is first
-    complete_cache(None, ["recnmt_recurrent"], 1)
-
-
 def filled_sources(keys, beams, num_layers=1):
     """Return the memories of a cache with these keys in each layer."""
     sources = SourceMemoryCache(num_layers)
@@ -321,23 +267,6 @@ def filled_sources(keys, beams, num_layers=1):
         layer.store("recurrence", keys + 2, keys + 3)
     sources.beams = beams
     return sources
-
-
-def test_source_memory_is_not_moved_within_a_source():
-    keys, rows = torch.randn(2, 1, 3, 4), torch.tensor([3, 1, 0, 5, 3, 3])
-    sources = filled_sources(keys, beams=3)
-    sources.masks["encoder"] = torch.tensor([[True], [False]])
-    sources.vectors["global"] = torch.tensor([1.0, 1.0, 1.0, 2.0, 2.0, 2.0])
-    layer = sources.layers[0]
-    sources.reorder_cache(torch.tensor([1, 1, 0, 5, 3, 3]))
-    assert layer.memories["encoder"][0] is keys is layer.keys
-    sources.reorder_cache(rows)
-    assert torch.equal(layer.keys, keys[rows // 3]) and torch.equal(layer.values, -layer.keys)
-    assert torch.equal(layer.memories["recurrence"][1], keys[rows // 3] + 3)
-    assert torch.equal(sources.masks["encoder"][:, 0], rows < 3)
-    assert torch.equal(sources.vectors["global"], rows // 3 + 1.0)
-    sources.reset()
-    assert not sources.masks and not sources.vectors and not layer.memories and layer.keys is None
 
 
 def test_an_empty_growing_cache_gets_source_memories_once():
@@ -357,22 +286,6 @@ def test_an_empty_growing_cache_gets_source_memories_once():
         assert other.cross_attention_cache is before and len(before.layers) == 1
         assert source_memories(other) is None
     assert source_memories(None) is None and source_memories(DynamicCache()) is None
-
-
-def test_what_layers_share_is_prepared_once_per_source():
-    cache, computed = EncoderDecoderCache(DynamicCache(), SourceMemoryCache(1)), []
-
-    def compute():
-        computed.append(torch.tensor([[1.0], [2.0]]))
-        return computed[-1]
-
-    for _ in range(2):
-        assert cached_vector(cache, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2]
-    assert len(computed) == 1
-    cache.batch_repeat_interleave(2)
-    assert cached_vector(cache, "global", compute, 8)[:, 0].tolist() == [1, 1, 1, 1, 2, 2, 2, 2]
-    assert len(computed) == 1
-    assert cached_vector(None, "global", compute, 4)[:, 0].tolist() == [1, 1, 2, 2] and len(computed) == 2
 
 
 def test_source_memory_goes_with_selected_and_repeated_rows():
@@ -454,23 +367,6 @@ def test_memories_in_foreign_caches_have_a_row_for_each_beam(static):
     assert len(projected) == 3
 
 
-def test_memories_in_a_cache_are_read_once():
-    cache, states = EncoderDecoderCache(DynamicCache(), SourceMemoryCache(1)), torch.randn(2, 3, 4)
-    first = read_source_memory("encoder", 0, lambda x: (x[:, None], -x[:, None]), states, None, cache, 4)
-    assert cache.is_updated[0]
-    again = read_source_memory("encoder", 0, None, states, None, cache, 4)
-    assert again[0] is first[0] and again[1] is first[1]
-    assert torch.equal(again[0], states[:, None]) and torch.equal(again[1], -states[:, None])
-    # As long as the rows of a source stay together, they share its memory.
-    for rows, sources in (([2, 3, 1, 0], [1, 0]), ([0, 2, 1, 3], [1, 0, 1, 0])):
-        cache.reorder_cache(torch.tensor(rows))
-        moved = read_source_memory("encoder", 0, None, states, None, cache, 4)
-        assert torch.equal(moved[0][:, 0], states[sources])
-    for nowhere in ((None, cache), (0, None), (0, DynamicCache())):
-        found = read_source_memory("encoder", nowhere[0], lambda x: (x, -x), states, None, nowhere[1], 4)
-        assert found[0] is states and torch.equal(found[1], -states)
-
-
 # -- memories and outputs ---
 
 
@@ -479,37 +375,6 @@ class SummaryOutput(Seq2SeqEncoderOutput):
     summary_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("summary"))
     summary_mask: torch.Tensor | None = field(default=None, metadata=memory_mask("summary"))
     scores: tuple[torch.Tensor, ...] | None = None
-
-
-def test_memories_have_names_and_masks():
-    SummaryOutput.find_memories()
-    last, states, mask = torch.zeros(2, 3, 1), torch.ones(2, 2, 1), torch.ones(2, 2)
-    output = SummaryOutput(last_hidden_state=last, summary_hidden_state=states, summary_mask=mask)
-    found = output.memories()
-    assert list(found) == ["encoder", "summary"] and found["encoder"] == Memory(last)
-    assert found["summary"].states is states and found["summary"].token_mask is mask
-    again = found.with_states([memory.states for memory in found.values()])
-    assert again["summary"].states is states and again["encoder"].states is last
-    with rejects(field="encoder_outputs"):
-        found["other"]
-    assert list(SummaryOutput(last_hidden_state=last, summary_mask=mask).memories()) == ["encoder"]
-
-
-def test_encoder_output_is_rebuilt_with_all_its_memories():
-    output = SummaryOutput(last_hidden_state=torch.zeros(1), summary_hidden_state=torch.ones(1))
-    assert SummaryOutput.rebuild(output) is output
-    assert torch.equal(SummaryOutput.rebuild(dict(output)).summary_hidden_state, output.summary_hidden_state)
-    plain = Seq2SeqEncoderOutput(last_hidden_state=torch.zeros(1))
-    assert SummaryOutput.rebuild(plain).summary_hidden_state is None
-    layers = (torch.zeros(1),) * 2
-    for values in (
-        output.to_tuple(),
-        (*output.to_tuple()[:1], layers, output.summary_hidden_state),
-        (layers[0], None, None, *output.to_tuple()[1:], None, None),
-    ):
-        assert torch.equal(SummaryOutput.rebuild(values).summary_hidden_state, output.summary_hidden_state)
-    assert SummaryOutput.rebuild((layers[0], layers)).hidden_states is layers
-    assert SummaryOutput.rebuild(layers[:1]).summary_hidden_state is None
 
 
 def test_extra_outputs_reach_the_joined_output():

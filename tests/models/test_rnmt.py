@@ -1,21 +1,15 @@
 """RNNsearch, RNNsearch* and RNMT: the contract, the equations, the fast paths, and what padding and memory may do."""
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
 import torch
 from compiled_graphs import MOST_LENGTHS
 from gradients import check_gradients
 from model_contract import VOCABULARY, ModelContract, ragged_batch, scatter_parameters
 from safetensors.torch import load_file
-from slow_transformer import multiply_instead_of_dropping
-from user_errors import rejects
+from slow_transformer import multiply_instead_of_dropping, recurrent_step
 
 from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
 from recnmt_hf.models import kernels_rnmt, modeling_rnmt
-from recnmt_hf.models.additive_attention import AdditiveAttention
 from recnmt_hf.models.kernels_rnmt import FEW_VALUES, all_pairs, pair_tiles, tanh_
 from recnmt_hf.models.modeling_rnmt import MaskedBatchNorm, RelationPropagation, all_pairs_reference
 from recnmt_hf.models.seq2seq_outputs import CACHE
@@ -79,14 +73,7 @@ class SlowRNMT:
         return product if bias is None else product + bias
 
     def gru(self, name, x, h, suffix=""):
-        w, u = self.p[f"{name}.weight_ih{suffix}"], self.p[f"{name}.weight_hh{suffix}"]
-        b, c = self.p[f"{name}.bias_ih{suffix}"], self.p[f"{name}.bias_hh{suffix}"]
-        (wr, wz, wn), (ur, uz, un) = w.chunk(3), u.chunk(3)
-        (br, bz, bn), (cr, cz, cn) = b.chunk(3), c.chunk(3)
-        r = torch.sigmoid(wr @ x + br + ur @ h + cr)
-        z = torch.sigmoid(wz @ x + bz + uz @ h + cz)
-        n = torch.tanh(wn @ x + bn + r * (un @ h + cn))
-        return (1 - z) * n + z * h
+        return recurrent_step(self.p, name, "gru", x, h, suffix=suffix)[0]
 
     def run_gru(self, name, xs, backward):
         h, states = torch.zeros(self.config.d_model, dtype=torch.float64), {}
@@ -323,18 +310,6 @@ def test_renormalized_batches_are_normalized_by_the_running_averages():
         torch.testing.assert_close(norm(far), expected, atol=1e-10, rtol=0)
 
 
-def test_a_model_with_renormalized_batches_trains():
-    """Its output in training is that of evaluation once the running averages are those of its batch."""
-    model = scattered({"relation_batch_norm": "renormalized"}, training=True)
-    batch = ragged_batch(LENGTHS, TARGETS)
-    for _ in range(200):
-        loss = model(**batch).loss
-    loss.backward()
-    torch.testing.assert_close(model.eval()(**batch).loss, loss, atol=1e-6, rtol=0)
-    with rejects(field="relation_batch_norm"):
-        RNMTConfig(vocab_size=60, relation_batch_norm="always")
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_of_half_precision_is_computed_in_float32(dtype, training):
@@ -500,15 +475,6 @@ def test_pairs_pass_gradcheck_in_any_tiles(masked, kept, monkeypatch):
         )
 
 
-def test_pairs_without_a_mask_are_those_of_real_tokens_alone():
-    config = TestRNMT().config(relation_gp_layers=2, relation_hidden_size=4, relation_conv_channels=[3])
-    layers = scatter_parameters(RelationPropagation(config).pair_layers.double())
-    features = torch.randn(2, 5, 3, dtype=torch.float64)
-    expected = all_pairs(layers, features, torch.ones(2, 5, dtype=torch.long))
-    torch.testing.assert_close(all_pairs(layers, features, None), expected, atol=1e-12, rtol=0)
-    torch.testing.assert_close(all_pairs_reference(layers, features, None)[0], expected, atol=1e-12, rtol=0)
-
-
 class Pairs(torch.nn.Module):
     """[`all_pairs`] as a module, so that its parameters can be varied."""
 
@@ -521,114 +487,6 @@ class Pairs(torch.nn.Module):
 
     def forward(self, features, mask):
         return all_pairs(self.layers, features, mask)
-
-
-@pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("shape", [(64, 3, 128), (8, 27, 128), (3, 100, 256), (1, 3000, 256)])
-def test_tiles_cover_each_pair_once_and_stay_small(shape, ragged):
-    batch_size, length, width = shape
-    lengths = None
-    if ragged:
-        generator = torch.Generator().manual_seed(4)
-        lengths = torch.randint(0, length + 1, (batch_size,), generator=generator).tolist()
-    covered = torch.zeros(batch_size, length)
-    made = 0
-    for tile in pair_tiles(torch.empty(shape), lengths):
-        covered[tile.rows, tile.words] += 1
-        count = covered[tile.rows, tile.words].numel() * tile.length
-        made += count
-        assert count * width * 4 <= max(2**20, tile.length * width * 4)
-        if ragged:
-            assert max(lengths[row] for row in tile.rows) == tile.length
-    assert covered.max() <= 1
-    for row, real in enumerate(lengths or [length] * batch_size):
-        assert (covered[row, :real] == 1).all()
-    assert made <= sum(real**2 for real in lengths or [length] * batch_size) * 4 / 3
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(training, monkeypatch):
-    """Forward and backward, no tensor of the fast paths is as large as one layer's pairs or one batch's energies."""
-    monkeypatch.setattr(kernels_rnmt, "STORED_PAIR_BYTES", 0)
-    length, batch_size, steps, width = 96, 8, 40, 32
-    model = TestRNMT().model({"relation_hidden_size": 32}, torch.float32).train(training)
-    source = torch.randint(4, VOCABULARY, (batch_size, length))
-    labels = torch.randint(4, VOCABULARY, (batch_size, steps))
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            nonlocal largest
-            output = function(*args, **(kwargs or {}))
-            for one in output if isinstance(output, (tuple, list)) else [output]:
-                if isinstance(one, torch.Tensor):
-                    largest = max(largest, one.untyped_storage().nbytes())
-            return output
-
-    with Watch(), torch.set_grad_enabled(training):
-        loss = model(source, labels=labels, return_logits=False).loss
-        if training:
-            loss.backward()
-    pairs = batch_size * length * length * 32 * 4
-    energies = batch_size * steps * length * width * 4
-    assert largest < min(pairs, energies) / 2, (largest, pairs, energies)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
-def test_a_large_batch_trains_in_little_memory():
-    """20 sentences of 100 tokens at the paper's larger size: within 1 GiB above the model (5.3 with all pairs)."""
-    code = """
-        import re, psutil, torch
-        from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
-        torch.set_num_threads(1)
-        fields = {"vocab_size": 2000, "decoder_vocab_size": 2000}
-        model = RNMTForConditionalGeneration(RNMTConfig.from_preset("zh_en", **fields)).train()
-        ids = torch.randint(4, 2000, (20, 100))
-        before = psutil.Process().memory_info().rss
-        model(ids, torch.ones_like(ids), labels=ids, return_logits=False).loss.backward()
-        # The peak of getrusage would include that of the process that started this one.
-        peak = int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]) * 1024
-        print((peak - before) / 2**30)
-    """
-    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    print(f"{float(result.stdout):.2f} GiB")
-    assert float(result.stdout) < 1
-
-
-@pytest.mark.parametrize("frozen", ["encoder", "attention", "cell.weight", "bias", "pair_layers.0", "embed_tokens"])
-def test_frozen_parameters_get_no_gradient_and_change_no_other(frozen):
-    batch = ragged_batch(LENGTHS, TARGETS)
-    expected = scattered({}, training=True)
-    expected(**batch).loss.backward()
-    expected = {name: parameter.grad for name, parameter in expected.named_parameters()}
-    model = scattered({}, training=True)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(frozen not in name)
-    model(**batch).loss.backward()
-    for name, parameter in model.named_parameters():
-        if frozen in name:
-            assert parameter.grad is None
-        else:
-            torch.testing.assert_close(parameter.grad, expected[name], atol=1e-11, rtol=1e-9)
-
-
-def test_additive_attention_keeps_the_type_of_the_annotations():
-    """In half precision, and under autocast, which scores in half precision what it reads in float32."""
-    attention = AdditiveAttention(3, 5, 4)
-    assert sum(parameter.numel() for parameter in attention.parameters()) == 3 * 4 + 5 * 4 + 4 + 4
-    state, annotations = torch.randn(2, 3), torch.randn(2, 6, 5)
-    context, weights = attention(state, annotations, None)
-    with torch.autocast("cpu", torch.bfloat16):
-        of_float32, low = attention(state, annotations, None)
-        assert of_float32.dtype == low.dtype == torch.bfloat16
-        attention.bfloat16()
-    found, low = attention(state.bfloat16(), annotations.bfloat16(), None)
-    assert found.dtype == low.dtype == torch.bfloat16
-    torch.testing.assert_close(low.float(), weights, atol=0.01, rtol=0)
-    for each in (of_float32, found):
-        torch.testing.assert_close(each.float(), context, atol=0.02, rtol=0.02)
 
 
 def test_gradients_of_many_tiles_are_summed_in_float32(monkeypatch):
@@ -663,6 +521,34 @@ def test_gradients_do_not_depend_on_where_autocast_ends():
     for name in ("decoder.recurrence.word_cell.weight_hh", "decoder.recurrence.attention.q_proj.weight"):
         one, other = (model[f"model.{name}"].grad for model in gradients)
         torch.testing.assert_close(one, other, atol=1e-3 * float(one.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(training, monkeypatch):
+    """Forward and backward, no tensor of the fast paths is as large as one layer's pairs or one batch's energies."""
+    monkeypatch.setattr(kernels_rnmt, "STORED_PAIR_BYTES", 0)
+    length, batch_size, steps, width = 96, 8, 40, 32
+    model = TestRNMT().model({"relation_hidden_size": 32}, torch.float32).train(training)
+    source = torch.randint(4, VOCABULARY, (batch_size, length))
+    labels = torch.randint(4, VOCABULARY, (batch_size, steps))
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            output = function(*args, **(kwargs or {}))
+            for one in output if isinstance(output, (tuple, list)) else [output]:
+                if isinstance(one, torch.Tensor):
+                    largest = max(largest, one.untyped_storage().nbytes())
+            return output
+
+    with Watch(), torch.set_grad_enabled(training):
+        loss = model(source, labels=labels, return_logits=False).loss
+        if training:
+            loss.backward()
+    pairs = batch_size * length * length * 32 * 4
+    energies = batch_size * steps * length * width * 4
+    assert largest < min(pairs, energies) / 2, (largest, pairs, energies)
 
 
 # -- evidence --
@@ -713,67 +599,7 @@ def test_relation_scores_are_lengths_of_relations():
 # -- decoding --
 
 
-def test_memory_is_projected_once_and_shared_by_beams(monkeypatch):
-    model = scattered({})
-    seen, keys = [], []
-    original, attend = modeling_rnmt.DecoderRecurrence.project_memory, kernels_rnmt.attend
-
-    def watch(self, annotations):
-        seen.append(tuple(annotations.shape))
-        return original(self, annotations)
-
-    monkeypatch.setattr(modeling_rnmt.DecoderRecurrence, "project_memory", watch)
-    monkeypatch.setattr(
-        kernels_rnmt,
-        "attend",
-        lambda query, k, *rest: (keys.append((len(query), k.data_ptr())), attend(query, k, *rest))[1],
-    )
-    model.generate(torch.randint(4, VOCABULARY, (2, 6)), num_beams=5, min_new_tokens=6, max_new_tokens=6)
-    assert seen == [(2, 6, 32)]
-    assert [rows for rows, _ in keys] == [10] * 6 and len({place for _, place in keys}) == 1
-
-
-def test_a_decoding_step_costs_a_fixed_number_of_operations():
-    model = scattered({}).float()
-    counts = []
-
-    class Count(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            counts[-1] += not function.is_view
-            return function(*args, **(kwargs or {}))
-
-    source = torch.randint(4, VOCABULARY, (2, 9))
-    with torch.no_grad():
-        encoded = model.get_encoder()(source)
-        cache = None
-        for _ in range(6):
-            counts.append(0)
-            with Count():
-                outputs = model(
-                    encoder_outputs=encoded,
-                    decoder_input_ids=torch.ones(8, 1, dtype=torch.long),
-                    cache=cache,
-                    use_cache=True,
-                )
-            cache = outputs[CACHE]
-    assert len(set(counts[1:])) == 1 and counts[1] <= 40, counts
-
-
 # -- sizes and settings --
-
-
-def test_what_is_not_said_follows_from_what_is():
-    def layers(**fields):
-        config = RNMTConfig(**fields)
-        return config.encoder_rnn_layout, config.encoder_layers, config.relation_layers
-
-    assert layers() == ("stacked", 2, 2)
-    assert layers(relation_layers=0) == ("stacked", 2, 0)
-    assert layers(relation_layers=0, decoder_type="rnnsearch") == ("concat", 1, 0)
-    assert layers(decoder_type="rnnsearch") == ("stacked", 2, 2)
-    assert layers(encoder_rnn_layout="concat") == ("concat", 1, 0)
-    assert layers(encoder_layers=1) == ("stacked", 1, 1)
-    assert layers(encoder_layers=4) == ("stacked", 4, 2)
 
 
 def test_initialization_of_the_paper():

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from model_contract import ModelContract, left_padded, ragged_batch
-from slow_transformer import SlowTransformer, multiply_instead_of_dropping
+from model_contract import ModelContract
+from slow_transformer import SlowTransformer, compare, multiply_instead_of_dropping, name_fields, recurrent_step
 from transformers.cache_utils import EncoderDecoderCache, StaticCache
 from user_errors import rejects
 
@@ -189,18 +189,7 @@ class SlowRPE(SlowTransformer):
             memory = forget * memory + (1 - forget) * parts[2]
             out = reset * memory + (1 - reset) * (parts[3] if len(x) != n else x)
             return out, memory, out
-        n = len(state)
-        i = w[f"{name}.weight_ih_l0"] @ x + w[f"{name}.bias_ih_l0"]
-        h = w[f"{name}.weight_hh_l0"] @ state + w[f"{name}.bias_hh_l0"]
-        if cell == "rnn":
-            state = torch.tanh(i + h)
-        elif cell == "gru":
-            reset, update = torch.sigmoid(i[:n] + h[:n]), torch.sigmoid(i[n : 2 * n] + h[n : 2 * n])
-            state = (1 - update) * torch.tanh(i[2 * n :] + reset * h[2 * n :]) + update * state
-        else:
-            into, forget, new, out = (i + h).split(n)
-            memory = torch.sigmoid(forget) * memory + torch.sigmoid(into) * torch.tanh(new)
-            state = torch.sigmoid(out) * torch.tanh(memory)
+        state, memory = recurrent_step(w, name, cell, x, state, memory)
         return state, memory, state
 
     def linear(self, name, x):
@@ -257,10 +246,6 @@ EQUATIONS = [
 ]
 
 
-def name_fields(fields):
-    return "-".join(f"{name.removeprefix('rpe_')}={value}" for name, value in fields.items()) or "default"
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("fields", EQUATIONS, ids=name_fields)
 def test_equations(fields, side):
@@ -277,14 +262,7 @@ def test_dropout_stands_where_the_equations_have_it(monkeypatch):
 
 def check_equations(model, side):
     slow = SlowRPE(model)
-    batch = ragged_batch()
-    lengths = batch["attention_mask"].sum(1).tolist()
-    target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-    outputs = model(**(batch if side == "right" else left_padded(batch)), output_attentions=True)
-    for row, (length, steps) in enumerate(zip(lengths, (5, 3, 2), strict=True)):
-        expected = slow.logits(batch["input_ids"][row, :length].tolist(), target[row, :steps].tolist())
-        torch.testing.assert_close(outputs.logits[row, :steps], expected, atol=1e-10, rtol=0)
-        words = slice(0, length) if side == "right" else slice(-length, None)
+    for outputs, row, words, steps in compare(model, slow, side, output_attentions=True):
         found = {"encoder": outputs.source_recurrent_positions, "decoder": outputs.target_recurrent_positions}
         assert {name for name, positions in found.items() if positions} == set(slow.positions)
         for name, place in (("encoder", words), ("decoder", slice(0, steps))):

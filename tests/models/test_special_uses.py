@@ -15,10 +15,6 @@ SOURCE, TARGET = torch.tensor([[5, 6, 7, 8, 2], [9, 5, 2, 0, 0]]), torch.tensor(
 MASK = (SOURCE != 0).long()
 RECURRENT = ["rnmt", "vrnmt", "gcn_rnmt"]
 # Layers whose weights fast paths read.
-ADAPTED = [
-    *(("nmt_transformer", "v_proj"), ("rnmt", "pair_layers.0"), ("biarn_transformer", "q_proj")),
-    ("gret", "capsule_proj"),
-]
 
 
 def build(model_type, seed=5, scatters=True, **fields):
@@ -129,28 +125,6 @@ def test_assisted_decoding_with_a_cache_of_ones_own(model_type):
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     found = model.generate(SOURCE[:1], assistant_model=assistant, past_key_values=cache, **settings)
     assert torch.equal(found, expected)
-
-
-def test_a_wrapped_batch_norm_is_called():
-    model, inputs = build("rnmt"), inputs_of("rnmt")
-    layers = [module for module in model.modules() if hasattr(module, "norms")]
-
-    class Wrapped(nn.Module):
-        def __init__(self, norm):
-            super().__init__()
-            self.norm = norm
-
-        def forward(self, *args):
-            return self.norm(*args)
-
-    with torch.no_grad():
-        expected = model(**inputs).logits
-        for layer in layers:
-            layer.norms[0] = Wrapped(layer.norms[0])
-        assert layers and torch.equal(model(**inputs).logits, expected)
-        for layer in layers:
-            layer.norms[0] = nn.Identity()
-        assert not torch.equal(model(**inputs).logits, expected)
 
 
 @pytest.mark.parametrize("model_type", [name for name in FAMILIES if name != "nmt_transformer"])

@@ -166,22 +166,6 @@ def test_a_plain_subclass_is_saved_with_the_code_of_its_family(own_file, tmp_pat
     assert type(base) is type(model.model)
 
 
-def test_a_class_of_the_program_itself_is_saved_without_code(tmp_path, other_python):
-    code = FILE.format(prefix="NMTTransformer", model_type="nmt_transformer") + (
-        "import sys, types\n"
-        "OwnConfig.register_for_auto_class()\n"
-        'OwnForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")\n'
-        "for kind in (OwnConfig, OwnForConditionalGeneration):\n"
-        '    kind.__module__ = "__main__"\n'
-        f"model = OwnForConditionalGeneration(OwnConfig(**{SIZES!r}))\n"
-        'model.save_pretrained("model")\n'
-        "again = OwnForConditionalGeneration.from_pretrained('model')\n"
-        "found = again.own.weight.tolist() == model.own.weight.tolist()\n"
-    )
-    assert other_python(code, tmp_path)
-    assert not about(tmp_path / "model").get("auto_map") and not list((tmp_path / "model").glob("*.py"))
-
-
 def test_relative_imports_travel_where_the_package_is_absent(tmp_path, stranger, monkeypatch):
     """A user's file beside copies of the model files that it imports."""
     package = tmp_path / "own_package"

@@ -204,10 +204,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def source_mask(config: PreTrainedConfig, states: Tensor, attention_mask: Tensor | None) -> Any:
-    """
-    Return the kernel mask over a memory `(num_sources, key_length, d)` from its token mask `(num_sources, key_length)`,
-    1 keeps, for the configured attention implementation.
-    """
+    """Return the kernel mask of a memory `(num_sources, length, d)` from its token mask `(num_sources, length)`."""
     if attention_mask is None:
         return None
     if attention_mask.dim() == 2 and has_own_masks(config._attn_implementation):  # memories are read by sdpa then

@@ -88,11 +88,6 @@ class GCNRNMTConfig(RNMTConfig):
         return ("source",) if self.encoder_type == "cnn" else ()
 
     @property
-    def adds_graph_input(self) -> bool:
-        """`True` if graph-convolution layers have residual connections."""
-        return self.gcn_residual == "always" or (bool(self.gcn_residual) and self.gcn_layers > 1)
-
-    @property
     def reads_trees(self) -> bool:
         """`True` if the encoder reads dependency trees."""
         return self.gcn_layers > 0 and list(self.gcn_directions) != ["loop"]

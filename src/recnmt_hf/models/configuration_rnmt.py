@@ -137,14 +137,9 @@ class RNMTConfig(Seq2SeqConfig):
         return 2 * self.d_model if self.encoder_rnn_layout == "concat" else self.d_model
 
     @property
-    def is_residual(self) -> bool:
-        """`True` if the encoder's layers have residual connections (Eq. 11)."""
-        return self.relation_residual and (self.relation_layers > 0 or self.connections_without_relations)
-
-    @property
-    def is_dense(self) -> bool:
-        """`True` if the encoder's layers read all outputs below (Eq. 12)."""
-        return self.relation_dense_connection and (self.relation_layers > 0 or self.connections_without_relations)
+    def connects_layers(self) -> bool:
+        """`True` if the encoder's layers may have residual and dense connections (Eqs. 11-12)."""
+        return self.relation_layers > 0 or self.connections_without_relations
 
     @property
     def num_attention_heads(self) -> int:

@@ -43,7 +43,6 @@ class GrowingLayer(DynamicLayer):
         self.map_tensors(lambda tensor: tensor[indices.to(tensor.device)])
 
     def concat(self, other: "GrowingLayer") -> None:
-        """Add the rows of the same layer of another cache."""
         self.map_tensors(concat_rows, other)
 
     def reset(self) -> None:
@@ -101,7 +100,6 @@ class SourceMemoryCache(DynamicCache):
         self.forget_shared()
 
     def forget_shared(self) -> None:
-        """Let the next step prepare masks and vectors again."""
         self.masks: dict[str, Tensor | None] = {}
         self.vectors: dict[str, Tensor] = {}
 
@@ -227,7 +225,6 @@ class RecurrentStates:
         self.start_states(self.recording)
 
     def get_state(self, name: str = "state") -> Tensor | None:
-        """Return the state `name` after the last step, or `None` before the first."""
         return self.states.get(name)
 
     def update_states(self, **new_states: Tensor) -> None:

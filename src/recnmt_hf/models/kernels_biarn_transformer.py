@@ -42,13 +42,6 @@ class DirectionWeights(NamedTuple):
         )
         return cls(query, key, value, output, (cell.weight_ih, cell.bias_ih), (cell.weight_hh, cell.bias_hh))
 
-    def flatten(self) -> list[Tensor]:
-        return [tensor for pair in self for tensor in pair]
-
-    @classmethod
-    def unflatten(cls, tensors: Sequence[Tensor]) -> "DirectionWeights":
-        return cls(*zip(tensors[::2], tensors[1::2], strict=True))
-
 
 class SharedStepWeights(CustomGradient):
     """
@@ -151,10 +144,7 @@ FEWEST_WORDS = 384
 
 
 def few_steps(steps: int, num_heads: int, inputs: Tensor) -> bool:
-    """
-    Return whether projecting T queries to the words costs less than projecting the words to keys and values: for each
-    direction 2 T d (d + length num_heads) multiplications against 2 length d^2.
-    """
+    """Return whether projecting T queries to the words is less work than projecting the words to keys and values."""
     batch_size, length, width = inputs.shape
     if steps * (width + length * num_heads) >= length * width:
         return False
@@ -261,7 +251,7 @@ def attentive_steps(
         batch_size, length = inputs.shape[:2]
         ones = inputs.new_ones(length, len(directions), batch_size, attn.num_heads, 1, length)
         factors = nn.functional.dropout(ones, probability)
-    parameters = [tensor for direction in weights for tensor in direction.flatten()]
+    parameters = [tensor for direction in weights for pair in direction for tensor in pair]
     tensors = (inputs, attention_mask, factors, *initial_states, *parameters)
     states, attentions = run_word_steps(*tensors, num_heads=attn.num_heads, is_lstm=is_lstm)
     return states, attentions
@@ -282,12 +272,10 @@ def run_word_steps(
     num_heads: int,
     is_lstm: bool,
 ) -> list[Tensor]:
-    """
-    Run [`run_steps`] with a step for each word. `factors` are the dropout of each step's attention; `tensors` are the
-    initial states, then the weights of each direction.
-    """
+    """Run [`run_steps`] with a step for each word, from the dropout's `factors`, initial states, and all weights."""
     count = len(tensors) // 13
-    weights = [DirectionWeights.unflatten(tensors[start : start + 12]) for start in range(count, len(tensors), 12)]
+    pairs = list(zip(tensors[count::2], tensors[count + 1 :: 2], strict=True))
+    weights = [DirectionWeights(*pairs[start : start + 6]) for start in range(0, len(pairs), 6)]
     step_factors = iter(()) if factors is None else iter(factors)
 
     def drop(attention: Tensor) -> Tensor:

@@ -503,10 +503,7 @@ class AttentionGradients:
     def add_step(
         self, query: Tensor, attention: Tensor, grad_reads: Tensor, grad_attention: Tensor, grad_query: Tensor
     ) -> None:
-        """
-        Add a step with the queries `(rows, d)` and weights `(rows, source_length)`, from the gradients of the weighted
-        sums of the values and of the weights. Fill `grad_query`.
-        """
+        """Add a step, from the gradients of the weighted sums of the values and of the weights; fill `grad_query`."""
         sources, length, width = self.keys.shape
         rows = query.shape[0]
         group = rows // sources

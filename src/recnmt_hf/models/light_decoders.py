@@ -27,10 +27,7 @@ from .seq2seq_loading import Initialization, is_loaded
 
 
 def linear_scan_reference(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
-    """
-    Compute `c_t = decay_t * c_{t-1} + values_t` step by step from `initial` `(batch_size, d)`; all others are
-    `(batch_size, length, d)`.
-    """
+    """Compute `c_t = decay_t * c_{t-1} + values_t` `(batch_size, length, d)` from `initial` `(batch_size, d)`."""
     width = decay.shape[-1]
 
     def step(carry: Any, row: Tensor) -> tuple[list[Tensor], list[Tensor]]:

@@ -34,9 +34,6 @@ from .seq2seq_stacks import records_states
 from .transformer_layers import TransformerDecoderLayer, TransformerSublayers
 
 
-# -- outputs -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class BiARNTransformerEncoderOutput(Seq2SeqEncoderOutput):
     """
@@ -320,9 +317,6 @@ class RecurrenceEncoder(nn.Module):
         return tuple(all_states), tuple(all_attentions), attention_mask
 
 
-# -- model -------------------------------------------------------------------------------------------------------------
-
-
 class BiARNTransformerPreTrainedModel(NMTTransformerPreTrainedModel):
     config: BiARNTransformerConfig
     _no_split_modules = [
@@ -412,10 +406,7 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
         keeps_recurrence: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """
-        Read the memory `"recurrence"`: H_r, `(num_sources, T, d_model)`. In training with `recurrence_memory_dropout`
-        `keeps_recurrence` `(batch_size, 1, 1)` is 0 for the sentences whose H_r is dropped.
-        """
+        """Read H_r `(num_sources, T, d_model)`; `keeps_recurrence` `(batch_size, 1, 1)` is 0 where it is dropped."""
         norm, recurrence = self.recurrence_attn_layer_norm, memories["recurrence"]
         below = attended if self.fusion_gate is None else own
         output, _ = self.recurrence_attn(

@@ -29,9 +29,6 @@ from .seq2seq_stacks import TokenAndPositionInput
 logger = utils.logging.get_logger(__name__)
 
 
-# -- outputs -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class GCNRNMTEncoderOutput(RNMTEncoderOutput):
     """
@@ -47,9 +44,6 @@ class GCNRNMTEncoderOutput(RNMTEncoderOutput):
     edge_gates: tuple[Tensor, ...] | None = None
 
 
-# -- edges -------------------------------------------------------------------------------------------------------------
-
-
 class Edges(NamedTuple):
     """
     K edges of each word to its heads, all `(batch_size, source_length, K)`: positions of the heads, ids of the
@@ -62,10 +56,7 @@ class Edges(NamedTuple):
 
     @classmethod
     def from_columns(cls, heads: Tensor, relations: Tensor | None, token_mask: Tensor | None) -> "Edges":
-        """
-        Return the edges of `dependency_heads` and `dependency_relations`; without relations they are the unknown one.
-        Heads outside of the sentence and edges from or to padding are ignored.
-        """
+        """Return the edges within sentences; relations that are not given are the unknown one."""
         if heads.dim() == 2:
             heads = heads[:, :, None]
         relations = torch.zeros_like(heads) if relations is None else relations.view(heads.shape)
@@ -182,7 +173,8 @@ class GraphConvolution(GradientCheckpointingLayer):
         super().__init__()
         width = config.annotation_size
         relations = config.num_relations if config.gcn_label_biases else 1
-        self.is_residual, self.edge_dropout = config.adds_graph_input, config.gcn_edge_dropout
+        self.is_residual = config.gcn_residual == "always" or (bool(config.gcn_residual) and config.gcn_layers > 1)
+        self.edge_dropout = config.gcn_edge_dropout
         self.in_messages = self.out_messages = self.loop_messages = None
         if "in" in config.gcn_directions:
             self.in_messages = Messages(width, relations, config.gcn_gates)
@@ -199,10 +191,7 @@ class GraphConvolution(GradientCheckpointingLayer):
         output_attentions: bool = False,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """
-        Map states `(batch_size, source_length, width)`, zero at padding, to states of the same shape; return with them
-        the gates of [`GCNRNMTEncoderOutput`], or `None`.
-        """
+        """Map states `(batch_size, source_length, width)`, 0 at padding, to new ones, with the gates or `None`."""
         total = torch.zeros_like(states, dtype=wide_type(states.dtype))
         if self.loop_messages is not None:
             total = total + self.loop_messages(states)[0]
@@ -219,9 +208,6 @@ class GraphConvolution(GradientCheckpointingLayer):
         if token_mask is not None:
             outputs = outputs.masked_fill(token_mask[:, :, None] == 0, 0.0)
         return outputs, torch.stack(recorded, dim=1) if output_attentions and recorded else None
-
-
-# -- encoder -----------------------------------------------------------------------------------------------------------
 
 
 class ConvolutionLayer(GradientCheckpointingLayer):
@@ -286,7 +272,14 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
         states = super().run(hidden_states, token_mask, **kwargs)
         if not self.gcn_layers:
             return states
-        edges = self.edges(token_mask, dependency_heads, dependency_relations)
+        edges = None
+        if self.config.reads_trees and dependency_heads is not None:
+            edges = Edges.from_columns(dependency_heads, dependency_relations, token_mask)
+        elif self.config.reads_trees and not torch.compiler.is_compiling():
+            logger.warning_once(
+                "This model reads dependency trees, but dependency_heads is missing: it encodes sources without "
+                "them. Pass dependency_heads and dependency_relations (recnmt: --source-trees)."
+            )
         for layer in self.gcn_layers:
             output, _ = layer(states[-1], edges, token_mask, **kwargs)
             states.append(output)
@@ -297,22 +290,6 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
         # Where graph convolutions follow, dropout applies to their output.
         is_last = index == self.config.encoder_layers - 1
         return states if is_last and self.gcn_layers else super().drop(states, index)
-
-    def edges(self, token_mask: Tensor | None, heads: Tensor | None, relations: Tensor | None) -> Edges | None:
-        """Return the edges of the columns, `None` without them."""
-        if not self.config.reads_trees:
-            return None
-        if heads is not None:
-            return Edges.from_columns(heads, relations, token_mask)
-        if not torch.compiler.is_compiling():
-            logger.warning_once(
-                "This model reads dependency trees, but dependency_heads is missing: it encodes sources without "
-                "them. Pass dependency_heads and dependency_relations (recnmt: --source-trees)."
-            )
-        return None
-
-
-# -- model -------------------------------------------------------------------------------------------------------------
 
 
 class GCNRNMTModel(GCNRNMTPreTrainedModel, Seq2SeqModelBase):

@@ -28,9 +28,6 @@ from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_states
 
 
-# -- outputs -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class GRETEncoderOutput(Seq2SeqEncoderOutput):
     """
@@ -168,12 +165,6 @@ class CapsulePooling(nn.Module):
         return self.output(torch.matmul(weights[:, None].to(capsules.dtype), capsules)[:, 0]), weights
 
 
-def split_layers(values: Tensor, layers: int) -> tuple[Tensor, ...]:
-    """Return the layers of `(layers * batch_size, ..)`, by an operation that other engines support too."""
-    values = values.unflatten(0, (layers, -1))
-    return tuple(values[layer] for layer in range(layers))
-
-
 class GlobalEncoder(nn.Module):
     """
     The vector of a source sentence: each layer summarized by capsules or by the mean of its words, and a GRU from the
@@ -206,8 +197,10 @@ class GlobalEncoder(nn.Module):
         else:
             # All layers in one call: they have the same W.
             mask = None if attention_mask is None else attention_mask.repeat(len(states), 1)
+            # By an operation that other engines support too.
             capsules, routing_weights = (
-                split_layers(values, len(states)) for values in self.capsules(torch.cat(states), mask)
+                tuple(values.unflatten(0, (len(states), -1))[layer] for layer in range(len(states)))
+                for values in self.capsules(torch.cat(states), mask)
             )
             pooled = [pooling(layer) for pooling, layer in zip(self.summaries, capsules, strict=True)]
             vectors = [vector for vector, _ in pooled]
@@ -244,9 +237,6 @@ class GlobalGate(nn.Module):
         if self.source_proj is None:
             return torch.sigmoid(project(self.state_proj, states + source))
         return torch.sigmoid(project(self.state_proj, states) + source)
-
-
-# -- model -------------------------------------------------------------------------------------------------------------
 
 
 class GRETPreTrainedModel(NMTTransformerPreTrainedModel):

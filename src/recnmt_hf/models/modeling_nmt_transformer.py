@@ -76,10 +76,7 @@ def build_self_attention(config: NMTTransformerConfig, num_heads: int, **kwargs:
 
 
 def build_decoder_attention(config: NMTTransformerConfig, index: int) -> tuple[nn.Module, MultiHeadAttention]:
-    """
-    Build the causal self-attention of decoder layer `index`, or what replaces it, and its attention to the memory
-    `"encoder"`.
-    """
+    """Build the causal self-attention of a decoder layer, or what replaces it, and its attention to `"encoder"`."""
     heads = config.decoder_attention_heads
     if config.decoder_autoregression == "self_attention":
         self_attn: nn.Module = build_self_attention(config, heads, is_causal=True, layer_idx=index)
@@ -87,18 +84,6 @@ def build_decoder_attention(config: NMTTransformerConfig, index: int) -> tuple[n
         self_attn = LIGHT_DECODERS[config.decoder_autoregression](config, index)
     sizes = (config.d_model, heads, config.attention_dropout)
     return self_attn, MultiHeadAttention(config, *sizes, layer_idx=index, memory="encoder")
-
-
-def directional_mask(
-    attention_mask: Tensor | None, num_heads: int, length: int, include_self: bool, device: torch.device
-) -> Tensor:
-    """
-    Return masks `(batch_size or 1, num_heads, length, length)` of directional self-attention (Shen et al., 2018),
-    `True` where a query sees a key: half of the heads see earlier words only, half later words only.
-    """
-    earlier = torch.ones(length, length, dtype=torch.bool, device=device).tril(0 if include_self else -1)
-    halves = torch.stack([earlier, earlier.T]).repeat_interleave(num_heads // 2, dim=0)[None]
-    return halves if attention_mask is None else halves & attention_mask[:, None, None, :].bool()
 
 
 class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
@@ -134,8 +119,12 @@ class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderSta
         config, length = self.config, states.shape[1]
         if config.self_attention_type != "directional":
             return super().build_mask(states, token_mask)
-        heads, include_self = config.encoder_attention_heads, config.directional_include_self
-        return directional_mask(token_mask, heads, length, include_self, states.device)
+        # Half of the heads see earlier words only, half later words only (Shen et al., 2018).
+        diagonal = 0 if config.directional_include_self else -1
+        earlier = torch.ones(length, length, dtype=torch.bool, device=states.device).tril(diagonal)
+        heads = config.encoder_attention_heads // 2
+        halves = torch.stack([earlier, earlier.T]).repeat_interleave(heads, dim=0)[None]
+        return halves if token_mask is None else halves & token_mask[:, None, None, :].bool()
 
 
 class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerDecoderStack):

@@ -31,9 +31,6 @@ from .sequence_pairs import SequencePairClassification
 from .transformer_layers import TransformerSublayers
 
 
-# -- outputs -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class ONLSTMTransformerEncoderOutput(Seq2SeqEncoderOutput):
     """
@@ -108,10 +105,7 @@ class ONLSTMLayer(nn.Module):
         self.bias = nn.Parameter(torch.empty(sum(self.sizes)))
 
     def initialize(self, start: Initialization) -> None:
-        """
-        Initialize recurrent matrices gate by gate as orthogonal ones, unless a distribution is set, and biases with 0,
-        that of the forget gate with 1.
-        """
+        """Start each recurrent gate orthogonal, unless a distribution is set, and biases at 0, those of f at 1."""
         start.matrix_(self.weight_ih)
         if start.is_set:
             start.matrix_(self.weight_hh)
@@ -284,9 +278,6 @@ class StackedRecurrentLayer(RecurrentEncoderLayer):
             aligned = layer(take(inputs, places), measured=take(side, places))
             distances.append(take(aligned[:, :, None], inverse(places)))
         return torch.cat(distances, dim=-1).masked_fill(token_mask[:, :, None] == 0, 0.0)
-
-
-# -- model -------------------------------------------------------------------------------------------------------------
 
 
 class ONLSTMTransformerPreTrainedModel(NMTTransformerPreTrainedModel):

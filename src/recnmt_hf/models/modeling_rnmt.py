@@ -33,9 +33,6 @@ from .seq2seq_outputs import Memories, Memory, Seq2SeqEncoderOutput
 from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder, records_states
 
 
-# -- outputs -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class RNMTEncoderOutput(Seq2SeqEncoderOutput):
     """
@@ -307,9 +304,9 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
             width = config.annotation_size
             if index < config.relation_layers:
                 self.relation_layers.append(RelationLayer(config))
-        self.is_residual = config.is_residual
+        self.is_residual = config.connects_layers and config.relation_residual
         self.dense_maps = None
-        if config.is_dense:
+        if config.connects_layers and config.relation_dense_connection:
             total = config.encoder_layers + config.relation_layers
             below = 1 if config.relation_dense_include_embeddings else 0
             self.dense_maps = nn.ModuleList(
@@ -323,10 +320,7 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
         return RNMTRecurrentLayer(input_size, config.d_model, layout, is_backward=index % 2 == 1)
 
     def run(self, hidden_states: Tensor, token_mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
-        """
-        Run all layers. Return the annotations, after e and the inputs h_in of the following layers with
-        `output_hidden_states=True`, in the order of the input tokens.
-        """
+        """Run all layers; `output_hidden_states` adds e and each h_in before the annotations, in the input's order."""
         states, order = hidden_states, None
         if token_mask is not None:
             # Real tokens first: directions are reversed within a sentence, and convolutions see no gap.
@@ -571,9 +565,6 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
         if layer is not None:
             layer.update_states(state=states)
         return states, *results
-
-
-# -- model -------------------------------------------------------------------------------------------------------------
 
 
 class RNMTModel(RNMTPreTrainedModel, Seq2SeqModelBase):

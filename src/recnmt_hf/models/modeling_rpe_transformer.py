@@ -31,9 +31,6 @@ from .seq2seq_stacks import TokenAndPositionInput
 from .transformer_layers import TransformerStack
 
 
-# -- outputs -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class RPETransformerEncoderOutput(Seq2SeqEncoderOutput):
     """
@@ -284,18 +281,6 @@ class SlicedProjection(nn.Module):
         return projected.reshape(*states.shape[:-1], heads * head_dim) + self.bias
 
 
-def partition_heads(config: RPETransformerConfig, attention: Any) -> None:
-    """Replace the projections of the first layer's self-attention according to `rpe_head_partition`."""
-    for name in ("q_proj", "k_proj", "v_proj"):
-        if config.rpe_head_partition == "slice":
-            setattr(attention, name, SlicedProjection(attention.num_heads, attention.head_dim))
-        elif config.rpe_dim < config.d_model:  # with recurrent heads alone there is one type
-            setattr(attention, name, TypedProjection(config.d_model - config.rpe_dim, config.rpe_dim))
-
-
-# -- model -------------------------------------------------------------------------------------------------------------
-
-
 class RPETransformerPreTrainedModel(NMTTransformerPreTrainedModel):
     config: RPETransformerConfig
 
@@ -310,8 +295,14 @@ class RecurrentPositionStack(RPETransformerPreTrainedModel, TransformerStack):
 
     def build_layer(self, config: Any, index: int) -> nn.Module:
         layer: Any = super().build_layer(config, index)
-        if index == 0 and config.rpe_head_partition != "none" and config.splits_input(self.side):
-            partition_heads(config, layer.self_attn)
+        if index > 0 or config.rpe_head_partition == "none" or not config.splits_input(self.side):
+            return layer
+        attention = layer.self_attn
+        for name in ("q_proj", "k_proj", "v_proj"):
+            if config.rpe_head_partition == "slice":
+                setattr(attention, name, SlicedProjection(attention.num_heads, attention.head_dim))
+            elif config.rpe_dim < config.d_model:  # with recurrent heads alone there is one type
+                setattr(attention, name, TypedProjection(config.d_model - config.rpe_dim, config.rpe_dim))
         return layer
 
 

@@ -49,9 +49,6 @@ Moments = tuple[Tensor, Tensor]  # mean and log-variance
 logger = logging.get_logger(__name__)
 
 
-# -- outputs -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class VRNMTDecoderOutput(Seq2SeqDecoderOutput):
     """
@@ -145,9 +142,6 @@ class SentenceLatent(nn.Module):
         prior = None if self.prior is None else self.prior(source)
         posterior = self.posterior(source, masked_mean(self.target_rnn(targets, real)[0], real))
         return sample(posterior, noise), gaussian_kl(posterior, prior)
-
-
-# -- decoder -----------------------------------------------------------------------------------------------------------
 
 
 class LatentGRUCell(nn.GRUCell):
@@ -284,10 +278,7 @@ def run_steps_reference(
     noise: Tensor | None,
     given: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """
-    Run the steps of [`VRNMTRecurrence`] as in the equations. Return states, attention weights, contexts, u_j, and with
-    target words the KL divergences.
-    """
+    """Run the steps as in the equations; return states, attention weights, contexts, u_j, KL divergences or `None`."""
     group = words.shape[0] // annotations.shape[0]
     annotations = annotations.repeat_interleave(group, dim=0)
     visible = None if visible is None else visible[:, 0].repeat_interleave(group, dim=0)
@@ -414,9 +405,6 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
         value, terms = self.sentence_latent(source, targets, real, noise[:, 0])
         kl_terms.append(terms.masked_fill(~real.any(dim=1), 0.0)[:, None])
         return value[:, None]
-
-
-# -- model -------------------------------------------------------------------------------------------------------------
 
 
 class VRNMTModel(VRNMTPreTrainedModel, Seq2SeqModelBase):

@@ -282,10 +282,7 @@ def chunked_cross_entropy_of_layer(
     num_items_in_batch: Tensor | int | None = None,
     chunk_size: int | None = None,
 ) -> Tensor:
-    """
-    Compute [`chunked_cross_entropy`] for an output layer that must be called (adapters, quantization, hooks), and in
-    float16; the backward pass computes the logits again.
-    """
+    """Compute [`chunked_cross_entropy`] by calling the layer, in the backward pass again (adapters, hooks, float16)."""
     labels = labels.reshape(-1).to(hidden_states.device)
     states = hidden_states.reshape(-1, hidden_states.shape[-1])
 

@@ -17,9 +17,6 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPa
 from .user_errors import UserError
 
 
-# -- memories ----------------------------------------------------------------------------------------------------------
-
-
 class Memory(NamedTuple):
     """
     States that the decoder reads, one row per source, `(num_sources, length, d)` or `(num_sources, d)`; their token
@@ -55,8 +52,6 @@ def memory_mask(name: str) -> dict[str, str]:
     """Return the metadata that declares a field of an encoder's output to be the token mask of the memory `name`."""
     return {"memory": name, "part": "token_mask"}
 
-
-# -- cache -------------------------------------------------------------------------------------------------------------
 
 # The field of outputs that contains the cache; transformers renamed it in 5.24.
 CACHE = "cache" if any(field.name == "cache" for field in fields(Seq2SeqLMOutput)) else "past_key_values"
@@ -95,9 +90,6 @@ def declares(names: Sequence[str], forward: Callable[..., Any]) -> Callable[...,
     added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
     call.__signature__ = signature.replace(parameters=[*own, *added, rest])  # type: ignore[attr-defined]
     return call
-
-
-# -- outputs -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
