@@ -53,7 +53,7 @@ LISTED_RUNS = {
     "data/prepared.py: prepare_dataset: datasets.load_from_disk": "Arrow files and JSON that the package has written",
     "hub/card.py: run_isolated: subprocess.run": "the code of a card, on a copy whose code is the installed package's",
     "inference/pipeline.py: pipeline: transformers.pipeline": "the user's call; trust_remote_code is theirs",
-    "training/moving_average.py: MovingAverage.resume: torch.load": "with weights_only=True",
+    "training/callbacks.py: MovingAverage.resume: torch.load": "with weights_only=True",
     "models/seq2seq_loading.py: Seq2SeqPreTrainedModel.save_pretrained: "
     "transformers.dynamic_module_utils.custom_object_save": "copies the code of the class; runs nothing",
     "training/building.py: config_class_of: pkgutil.resolve_name": "a class named in model.type",

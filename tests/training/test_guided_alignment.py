@@ -17,9 +17,9 @@ from recnmt_hf.data.prepared import prepare_dataset, tokenizer_fingerprint
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.inference import Translator
 from recnmt_hf.training.arguments import TranslationTrainingArguments
+from recnmt_hf.training.callbacks import TRAINED
 from recnmt_hf.training.guided_alignment import AlignmentGuide, GuidedAlignment
 from recnmt_hf.training.inputs import mix
-from recnmt_hf.training.moving_average import TRAINED
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.resuming import digest_of
 from recnmt_hf.training.run import train

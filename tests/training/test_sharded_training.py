@@ -14,9 +14,9 @@ from user_errors import rejects
 
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.sharded import PooledBatchSampler
+from recnmt_hf.training.callbacks import TRAINED
 from recnmt_hf.training.checkpoints import state_of
 from recnmt_hf.training.evidence import Evidence
-from recnmt_hf.training.moving_average import TRAINED
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
 

@@ -14,12 +14,18 @@ from ..data.trees import sentences_of_columns
 from ..inference.backends.torch_model import TorchBackend
 from ..inference.translator import Translator
 from ..metrics.bleu import MetricScore
-from .processes import logger
 from .testing import translate_segments
 
 
-# A lower BLEU is printed as 0.
-LEAST_BLEU = 0.005
+def evaluate(trainer: Any, dataset: Dataset) -> dict[str, float]:
+    """Return loss, perplexity and, if the dataset has its text, the scores of generated text."""
+    model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
+    model.eval()
+    loss = token_loss(trainer, model, dataset)
+    metrics = {"loss": loss, "perplexity": math.exp(min(loss, 50.0))}
+    if trainer.args.bleu_samples > 0 and "target" in dataset.column_names:
+        metrics |= {name: score.score for name, score in sample_scores(trainer, dataset).items()}
+    return metrics
 
 
 @torch.no_grad()
@@ -60,11 +66,4 @@ def sample_scores(trainer: Any, dataset: Dataset) -> dict[str, MetricScore]:
     translations = translate_segments(translator, texts, prefixes, codes, trainer.validation_options)
     pairs = list(zip(own, translations, strict=True))
     pairs = sorted(gather_object(pairs)) if world > 1 else pairs
-    texts = [text for _, text in pairs]
-    scores = trainer.args.scorer.scores(texts, references)
-    if "bleu" in scores and scores["bleu"].score < LEAST_BLEU and any(texts) and trainer.is_world_process_zero():
-        logger.warning(
-            f"Warning: BLEU of the validation set is 0 ({scores['bleu'].signature}), although the translations are "
-            "not empty. For a language without spaces between words, set training.bleu_tokenize or its code."
-        )
-    return scores
+    return trainer.args.scorer.scores([text for _, text in pairs], references)

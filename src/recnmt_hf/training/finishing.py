@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
@@ -20,14 +18,13 @@ from ..data.corpora import load_test_set
 from ..data.files import open_output
 from ..data.sharded import ShardedDataset
 from ..data.text import write_lines
-from ..errors import UserError
 from ..inference.loading import load_model
 from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
 from ..options import stated
 from .callbacks import Stopwatch
 from .checkpoints import average_checkpoints, checkpoints_in, choose_checkpoints, state_of, steps_of
-from .evidence import TRANSLATIONS, Evidence, about_model, average_of, curve_of, differences, hardware, versions
+from .evidence import Evidence, about_model, average_of, curve_of, differences, hardware, versions, without_private
 from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
 from .plan import Plan
 from .processes import logger
@@ -41,68 +38,62 @@ NORM_BATCHES = 200
 
 
 def finish(plan: Plan, trainer: TranslationTrainer) -> None:
-    """Average checkpoints into the final model and test it."""
-    output_dir, arguments, count = plan.output_dir, plan.arguments, plan.average
+    """Average checkpoints into the final model, unless an earlier process did, and test it."""
+    output_dir, arguments = plan.output_dir, plan.arguments
     metric = f"eval_{(arguments.metric_for_best_model or 'loss').removeprefix('eval_')}"
     is_better = arguments.greater_is_better is not False
     chosen = choose_checkpoints(
-        output_dir, count, "best" if plan.average_best else "last", metric, is_better, logger.info
+        output_dir, plan.average, "best" if plan.average_best else "last", metric, is_better, logger.info
     )
-    logger.info(f"Final model: the average of {', '.join(folder.name for folder in chosen)}.")
-    if len(chosen) < count:
-        logger.info(f"The run has fewer checkpoints than average.count={count}.")
+    names = [folder.name for folder in chosen]
+    logger.info(f"Final model: the average of {', '.join(names)}.")
+    if len(chosen) < plan.average:
+        logger.info(f"The run has fewer checkpoints than average.count={plan.average}.")
     final, working = output_dir / FINAL, output_dir / f"{FINAL}.partial"
-    shutil.rmtree(working, ignore_errors=True)
-    average_checkpoints(chosen, working)
-    if len(chosen) > 1:
-        refresh_norms(working, trainer)
-    evidence = evidence_of_run(plan, trainer, [folder.name for folder in chosen])
-    if trainer.state.global_step == trainer.steps_before:
-        keep_results(evidence, final, working, [test.name for test in plan.tests])
-    evidence.save(working)
-    (output_dir / RESULTS).unlink(missing_ok=True)  # of an earlier model
-    replace_folder(working, final, output_dir / REPLACED)
+    is_resumed = trainer.state.global_step == trainer.steps_before  # without a step
+    if is_resumed and final.is_dir() and Evidence.load(final).training.get("averaged") == names:
+        with Evidence.changing(final) as evidence:  # its speed and other scores stay
+            evidence.recipe = without_private(differences(plan.settings))
+    else:
+        shutil.rmtree(working, ignore_errors=True)
+        average_checkpoints(chosen, working)
+        if len(chosen) > 1:
+            refresh_norms(working, trainer)
+        evidence_of_run(plan, trainer, names).save(working)
+        (output_dir / RESULTS).unlink(missing_ok=True)  # of an earlier model
+        replace_folder(working, final, output_dir / REPLACED)
     if plan.tests:
-        results = test(plan, final)
-        results["averaged"] = [folder.name for folder in chosen]
+        results = {**test(plan, final), "averaged": names}
         with open_output(output_dir / RESULTS) as file:
             json.dump(results, file, indent=2)
-
-
-def keep_results(evidence: Evidence, final: Path, working: Path, tests: Collection[str]) -> None:
-    """
-    Keep what the folder `final` of an earlier model with the same weights records: its speed, and the scores of test
-    sets that are not in `tests`, whose translations are copied to `working`.
-    """
-    with suppress(UserError):  # its evidence is damaged
-        earlier = Evidence.load(final)
-        if all(earlier.training.get(name) == evidence.training[name] for name in ("steps", "averaged")):
-            for name in ("seconds_per_step", "tokens_per_second"):
-                evidence.training[name] = earlier.training.get(name)
-            for score in earlier.tests:
-                path = final / score.translations
-                is_own = path.parent == final / TRANSLATIONS and path.is_file() and not path.is_symlink()
-                if is_own and score.name not in tests:
-                    (working / TRANSLATIONS).mkdir(exist_ok=True)
-                    shutil.copy(path, working / TRANSLATIONS)
-                    evidence.add(score)
 
 
 def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]) -> Evidence:
     """Return the evidence of a finished run, without scores."""
     newest = checkpoints_in(plan.output_dir)[-1][1]  # a resumed run without steps has no log of its own
-    state, tokenizers = state_of(newest), trainer.tokenizers
+    state, tokenizers, data = state_of(newest), trainer.tokenizers, trainer.train_dataset
     stopwatch = state.get("stateful_callbacks", {}).get(Stopwatch.__name__, {}).get("attributes", {})
     texts = sorted((text for text in trainer.eval_dataset["source"][:] if not is_blank(text)), key=len)
     start = plan.data.model.init_from
+    # Mean time of a step of this process, evaluation included, and tokens of all processes in it.
+    runtimes = [entry["train_runtime"] for entry in trainer.state.log_history if "train_runtime" in entry]
+    steps = trainer.state.global_step - trainer.steps_before
+    seconds = round(runtimes[-1] / steps, 4) if runtimes and steps else None
+    sampler = trainer.token_sampler(data, shuffle=True)
+    devices = trainer.accelerator.num_processes * trainer.args.gradient_accumulation_steps
+    counts: list[int] = []  # pairs that an epoch has from each corpus
+    if isinstance(data, ShardedDataset):
+        counts = sampler.drawn_pairs()
+    elif "corpus" in data.column_names:
+        counts = np.bincount(data["corpus"][:]).tolist()
     return Evidence(
         model={**about_model(trainer.model.config, trainer.model.num_parameters()), "preset": plan.data.model.preset},
         languages=[plan.data.source_lang, plan.data.target_lang],
         recipe=differences(plan.settings),
         data={
-            "training_pairs": len(trainer.train_dataset),
+            "training_pairs": len(data),
             "validation_pairs": len(trainer.eval_dataset),
-            **drawn_pairs(trainer),
+            **({"pairs_of_corpora": counts} if len(counts) > 1 else {}),
         },
         tokenizer={
             "kind": "given" if start or plan.data.tokenizers else plan.data.vocabularies[0]["kind"],
@@ -112,8 +103,8 @@ def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]
         },
         training={
             "steps": steps_of(newest),
-            "seconds_per_step": seconds_per_step(trainer),
-            "tokens_per_second": tokens_per_second(trainer),
+            "seconds_per_step": seconds,
+            "tokens_per_second": round(sampler.tokens / len(sampler) * devices / seconds, 1) if seconds else None,
             "seconds": round(stopwatch["before"]) if "before" in stopwatch else None,
             "processes": trainer.args.world_size,
             "hardware": hardware(trainer.args.device),
@@ -128,67 +119,31 @@ def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]
     )
 
 
-def seconds_per_step(trainer: TranslationTrainer) -> float | None:
-    """Return the mean time of a step of this process, evaluation included; `None` without steps."""
-    runtimes = [entry["train_runtime"] for entry in trainer.state.log_history if "train_runtime" in entry]
-    steps = trainer.state.global_step - trainer.steps_before
-    return round(runtimes[-1] / steps, 4) if runtimes and steps else None
-
-
-def tokens_per_second(trainer: TranslationTrainer) -> float | None:
-    """Return the mean number of source and target tokens per second of all processes, evaluation included."""
-    data, seconds = trainer.train_dataset, seconds_per_step(trainer)
-    if not seconds:
-        return None
-    sampler = trainer.token_sampler(data, shuffle=True)
-    devices = trainer.accelerator.num_processes * trainer.args.gradient_accumulation_steps
-    return round(sampler.tokens / len(sampler) * devices / seconds, 1)
-
-
-def drawn_pairs(trainer: TranslationTrainer) -> dict[str, list[int]]:
-    """Return the number of pairs that an epoch has from each corpus, for corpora that are mixed."""
-    data: Any = trainer.train_dataset
-    if isinstance(data, ShardedDataset):
-        counts = trainer.token_sampler(data, shuffle=True).drawn_pairs()
-        return {"pairs_of_corpora": counts} if len(counts) > 1 else {}
-    return {"pairs_of_corpora": np.bincount(data["corpus"][:]).tolist()} if "corpus" in data.column_names else {}
-
-
 def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
     """
-    Recompute the running averages of batch norms for averaged weights from training batches: the mean over checkpoints
-    is not that of the averaged weights (Izmailov et al., 2018). Dropout is off, as in translation.
+    Recompute the running averages of batch norms for averaged weights: the mean over checkpoints is not that of the
+    averaged weights (Izmailov et al., 2018). They become mean and variance of training batches taken together, because
+    the sentences of one batch have similar lengths. Dropout is off, as in translation.
     """
     model = load_model(folder, trainer.args.device)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm1d)]
-    if not norms:
-        return
     for norm in norms:  # one after the other: each reads what the new averages of those before it produce
-        refresh_norm(norm, model, trainer)
-    logger.info(
-        f"Recomputed the running averages of {len(norms)} batch norms from at most {NORM_BATCHES} training batches."
-    )
-    model.save_pretrained(folder)
-
-
-def refresh_norm(norm: Any, model: Any, trainer: TranslationTrainer) -> None:
-    """
-    Set the averages of a batch norm to mean and variance of training batches taken together. The sentences of a batch
-    have similar lengths, so that its own variance is too small.
-    """
-    sampler = trainer.token_sampler(trainer.train_dataset, shuffle=True)
-    momentum, norm.momentum = norm.momentum, 1.0  # the averages are those of one batch
-    means, variances = [], []
-    norm.train()
-    with torch.no_grad():
-        for batch in islice(trainer.loader(trainer.train_dataset, sampler), NORM_BATCHES):
-            model.get_encoder()(**{name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")})
-            means.append(norm.running_mean.clone())
-            variances.append(norm.running_var.clone())
-        norm.running_var.copy_(torch.stack(variances).mean(0) + torch.stack(means).var(0, correction=0))
-        norm.running_mean.copy_(torch.stack(means).mean(0))
-    norm.eval()
-    norm.momentum = momentum
+        sampler = trainer.token_sampler(trainer.train_dataset, shuffle=True)
+        momentum, norm.momentum = norm.momentum, 1.0  # the averages are those of one batch
+        means, variances = [], []
+        norm.train()
+        with torch.no_grad():
+            for batch in islice(trainer.loader(trainer.train_dataset, sampler), NORM_BATCHES):
+                model.get_encoder()(**{name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")})
+                means.append(norm.running_mean.clone())
+                variances.append(norm.running_var.clone())
+            norm.running_var.copy_(torch.stack(variances).mean(0) + torch.stack(means).var(0, correction=0))
+            norm.running_mean.copy_(torch.stack(means).mean(0))
+        norm.eval()
+        norm.momentum = momentum
+    if norms:
+        logger.info(f"Recomputed the averages of {len(norms)} batch norms from at most {NORM_BATCHES} batches.")
+        model.save_pretrained(folder)
 
 
 def test(plan: Plan, folder: Path) -> dict[str, Any]:

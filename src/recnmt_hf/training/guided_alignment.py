@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 from ..errors import UserError
@@ -134,3 +135,11 @@ class AlignmentGuide:
         """Return the sum of the unweighted losses, and the number of target tokens with links, since the last call."""
         sums, self.sums = self.sums, None
         return sums
+
+    def take_loss(self, accelerator: Accelerator) -> dict[str, float]:
+        """Return the mean loss of a linked target token of all processes, for logs; empty if there is none."""
+        sums = self.take_sums()
+        # Processes without links take part in the sum.
+        sums = torch.zeros(2, device=accelerator.device) if sums is None else sums
+        total, count = accelerator.reduce(sums, reduction="sum").tolist()
+        return {"alignment_loss": total / count} if count else {}

@@ -48,18 +48,14 @@ class Inputs:
 
 def prepare_inputs(plan: Plan, checkpoint: Path | None) -> Inputs:
     """Return tokenizers, which a resumed run takes from its checkpoint, and data."""
-    data, baseline = plan.data, plan.data.model.init_from
+    data = plan.data
     if checkpoint is not None:
         tokenizers = load_tokenizers(checkpoint)
     elif data.prepared is None:
         tokenizers = prepare_tokenizers(data, plan.output_dir)
     else:
         tokenizers = TokenizerPair.load(data.prepared, source_subfolder=SOURCE_TOKENIZER)
-        if baseline is not None and fingerprints(tokenizers) != fingerprints(load_tokenizers(baseline)):
-            raise UserError(
-                f"data.prepared was prepared with other tokenizers than those of model.init_from={baseline}.",
-                field="data.prepared",
-            )
+        check_baseline(data, tokenizers, "data.prepared")
     fit_to_corpora(data, tokenizers)
     trees = prepare_trees(data, tokenizers)
     prepare: Callable[..., Dataset] = partial(
@@ -75,13 +71,22 @@ def prepare_inputs(plan: Plan, checkpoint: Path | None) -> Inputs:
     least = 0 if data.reading["on_long"] == "truncate" else positions
     longest_validation = {name: max(length, least) for name, length in data.lengths.items()}
     validation = prepare(data.validation, keep_text=True, **longest_validation)
-    if data.prepared is not None:
-        return Inputs(tokenizers, load_shards(data, tokenizers, trees), validation)
     limits = {**data.lengths, "max_length_ratio": data.max_length_ratio}
-    if data.mixture.temperature is None or len(data.train) == 1:
-        return Inputs(tokenizers, prepare(data.train, **limits), validation)
-    parts = [prepare([corpus], **limits) for corpus in data.train]
-    return Inputs(tokenizers, mix(parts, data.mixture.temperature, data.seed), validation)
+    train: Dataset | ShardedDataset
+    if data.prepared is not None:
+        train = load_shards(data, tokenizers, trees)
+    elif data.mixture.temperature is None or len(data.train) == 1:
+        train = prepare(data.train, **limits)
+    else:
+        train = mix([prepare([corpus], **limits) for corpus in data.train], data.mixture.temperature, data.seed)
+    return Inputs(tokenizers, train, validation)
+
+
+def check_baseline(data: Preparation, tokenizers: TokenizerPair, field: str) -> None:
+    """Raise `UserError` if the model of a warm start has other tokenizers than `field` gives."""
+    start = data.model.init_from
+    if start is not None and fingerprints(tokenizers) != fingerprints(load_tokenizers(start)):
+        raise UserError(f"{field} has other tokenizers than model.init_from={start}.", field=field)
 
 
 def fit_to_corpora(data: Preparation, tokenizers: TokenizerPair) -> None:
@@ -106,28 +111,26 @@ def fit_to_corpora(data: Preparation, tokenizers: TokenizerPair) -> None:
 
 def load_shards(data: Preparation, tokenizers: TokenizerPair, trees: TreeEncoder | None) -> ShardedDataset:
     """Load training data in shards. `UserError` if it was prepared with another recipe or other tokenizers."""
-    folder = str(data.prepared)
-    shards = ShardedDataset(folder, data.mixture)
+    shards = ShardedDataset(str(data.prepared), data.mixture)
     manifest = shards.manifest
-    before = {f"data.{name}": manifest["settings"].get(name) for name in asdict(data.shards)}
-    old = [masked(corpus) for corpus, _ in manifest["corpora"]]
-    new = [corpus.identity() for corpus in data.train]
-    before["number of corpora in data.train"] = len(old)
-    for number, (corpus, _) in enumerate(zip(old, new, strict=False)):
-        before |= {f"data.train[{number}].{name}": value for name, value in corpus.items()}
-    made = read_json(Path(folder) / TOKENIZER_SECTION) or data.tokenizer_settings
-    before |= {f"tokenizer.{name}": made.get(name) for name in data.tokenizer_settings}
-    before |= {"dependency trees": manifest.get("trees"), "tokenizers": manifest["tokenizers"]}
-    now = {f"data.{name}": value for name, value in asdict(data.shards).items()}
-    now["number of corpora in data.train"] = len(new)
-    for number, (_, corpus) in enumerate(zip(old, new, strict=False)):
-        now |= {f"data.train[{number}].{name}": value for name, value in corpus.items()}
-    now |= {f"tokenizer.{name}": value for name, value in data.tokenizer_settings.items()}
-    now |= {"dependency trees": trees and trees.fingerprint(), "tokenizers": fingerprints(tokenizers)}
+    made = read_json(Path(str(data.prepared)) / TOKENIZER_SECTION) or data.tokenizer_settings
+    old = {f"data.{name}": manifest["settings"].get(name) for name in asdict(data.shards)}
+    old |= {f"tokenizer.{name}": made.get(name) for name in data.tokenizer_settings}
+    old |= {"dependency trees": manifest.get("trees"), "tokenizers": manifest["tokenizers"]}
+    new = {f"data.{name}": value for name, value in asdict(data.shards).items()}
+    new |= {f"tokenizer.{name}": value for name, value in data.tokenizer_settings.items()}
+    new |= {"dependency trees": trees and trees.fingerprint(), "tokenizers": fingerprints(tokenizers)}
+    for values, corpora in (
+        (old, [masked(corpus) for corpus, _ in manifest["corpora"]]),
+        (new, [corpus.identity() for corpus in data.train]),
+    ):
+        values["number of corpora in data.train"] = len(corpora)
+        for number, corpus in enumerate(corpora):
+            values |= {f"data.train[{number}].{name}": value for name, value in corpus.items()}
     if changes := [
-        f"{name}: {short_repr(before.get(name))} -> {short_repr(now.get(name))}"
-        for name in before | now
-        if before.get(name) != now.get(name)
+        f"{name}: {short_repr(old.get(name))} -> {short_repr(new.get(name))}"
+        for name in old | new
+        if old.get(name) != new.get(name)
     ]:
         raise UserError(
             f"data.prepared was prepared with another recipe; these differ (prepared -> recipe): {'; '.join(changes)}.",
@@ -152,31 +155,21 @@ def prepare_in_shards(
     reject_model_folder(output)
     data = Preparation.of(recipe, Architecture(**asdict(recipe.model)))
     with lock(output / ".lock", 24 * 3600):  # another part trains the tokenizers
-        others = [path for path in output.iterdir() if not path.name.startswith(".")]
-        if not (output / TOKENIZER_SECTION).exists() and others:
+        earlier, has_tokenizers = read_json(output / TOKENIZER_SECTION), (output / SOURCE_TOKENIZER).is_dir()
+        if earlier is None and any(not path.name.startswith(".") for path in output.iterdir()):
             raise ExistingFileError(f"{output} is not empty.", field=output)
-        section = data.tokenizer_settings
-        earlier = read_json(output / TOKENIZER_SECTION)
         # A preparation that failed before it had tokenizers may be repeated with others.
-        if earlier is not None and earlier != section and (output / SOURCE_TOKENIZER).is_dir():
+        if earlier is not None and earlier != data.tokenizer_settings and has_tokenizers:
             raise UserError(f"{output} has data that was prepared with other tokenizer settings.", field=output)
         with open_output(output / TOKENIZER_SECTION) as file:
-            json.dump(section, file, indent=1)
+            json.dump(data.tokenizer_settings, file, indent=1)
         tokenizers = prepare_tokenizers(data, output)
         fit_to_corpora(data, tokenizers)
         trees = prepare_trees(data, tokenizers)
         if not (output / SOURCE_TOKENIZER).is_dir() or (trees and not (output / RELATIONS_FILE).is_file()):
             save_tokenizers(tokenizers, output)
-    return prepare_shards(
-        data.train,
-        tokenizers,
-        output,
-        data.shards,
-        workers=workers,
-        part=part,
-        trees=trees,
-        on_shard=on_shard,
-    )
+    settings = {"workers": workers, "part": part, "trees": trees, "on_shard": on_shard}
+    return prepare_shards(data.train, tokenizers, output, data.shards, **settings)
 
 
 def mix(parts: Sequence[Dataset], temperature: float, seed: int) -> Dataset:
@@ -196,22 +189,15 @@ def mix(parts: Sequence[Dataset], temperature: float, seed: int) -> Dataset:
 
 def prepare_tokenizers(data: Preparation, output_dir: Path) -> TokenizerPair:
     """Load or train the tokenizers. A warm start uses those of its baseline."""
-    baseline = data.model.init_from
     if data.tokenizers:
-        given = [load_tokenizer(folder) for folder in data.tokenizers]
-        tokenizers = TokenizerPair(given[0], given[1] if len(given) > 1 else None)
-        if baseline is not None and fingerprints(tokenizers) != fingerprints(load_tokenizers(baseline)):
-            raise UserError(
-                f"tokenizer.source is not supported with model.init_from={baseline}, a model with other tokenizers. "
-                "Remove it, to use those of the model.",
-                field="tokenizer.source",
-            )
+        tokenizers = TokenizerPair(*map(load_tokenizer, data.tokenizers))
+        check_baseline(data, tokenizers, "tokenizer.source")
         return tokenizers
     if (output_dir / SOURCE_TOKENIZER).is_dir():
         return TokenizerPair.load(output_dir, source_subfolder=SOURCE_TOKENIZER)
-    if baseline:
-        tokenizers = load_tokenizers(baseline)
-        logger.info(f"Using the tokenizers of {baseline}.")
+    if data.model.init_from:
+        tokenizers = load_tokenizers(data.model.init_from)
+        logger.info(f"Using the tokenizers of {data.model.init_from}.")
     else:
         is_joint = len(data.vocabularies) == 1
         logger.info(f"Training the {'joint ' if is_joint else ''}{data.vocabularies[0]['kind']} tokenizer.")
@@ -231,22 +217,16 @@ def prepare_tokenizers(data: Preparation, output_dir: Path) -> TokenizerPair:
 def prepare_trees(data: Preparation, tokenizers: TokenizerPair) -> TreeEncoder | None:
     """
     Return the encoder of dependency trees, or `None` if the model reads none or the training data has none. Relations
-    are added to the tokenizers, unless they come with those of a trained model. `UserError` if several processes train
-    without trees.
+    are added to the tokenizers, unless they come with those of a trained model.
     """
     if tree_options(stage_configs(data.model, tokenizers)[-1]) is None:
         return None
     if not any(corpus.has_trees for corpus in data.train):
+        reason = "The model reads dependency trees, but data.train has none. Set source_trees or tree_columns"
         if PartialState().num_processes > 1 and not data.allows_unused:
-            raise UserError(
-                "data.train has no dependency trees, but training this model on several processes requires them. Set "
-                "source_trees or tree_columns, or training.ddp_find_unused_parameters=true.",
-                field="data.train",
-            )
-        logger.warning(
-            "Warning: the model reads dependency trees, but data.train has none, so it is trained without them. "
-            "Set source_trees or tree_columns."
-        )
+            # Parameters without gradients.
+            raise UserError(f"{reason}, or training.ddp_find_unused_parameters=true.", field="data.train")
+        logger.warning(f"Warning: {reason}.")
         return None
     if tokenizers.relations is None:
         pairs = load_pairs(data.train, data.source_lang, data.target_lang, data.reading["on_empty"])

@@ -14,12 +14,7 @@ import torch
 from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
-from transformers import (
-    EarlyStoppingCallback,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Seq2SeqTrainer,
-)
+from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTrainer
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
@@ -28,10 +23,10 @@ from ..data.bpe_dropout import ResegmentedDataset, Resegmenter
 from ..data.sharded import PooledBatchSampler, ShardedDataset
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import TREE_INPUTS, Relations, tree_options
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from ..models.seq2seq_loading import read_safetensors
 from .arguments import TranslationTrainingArguments
-from .callbacks import OutputMeans, RunCallback, Stopwatch, TimeLeft, TrainingStepCallback
+from .callbacks import MovingAverage, OutputMeans, RunCallback, Stopwatch, TimeLeft, TrainingStepCallback
 from .checkpoints import (
     discard,
     mark_complete,
@@ -41,9 +36,8 @@ from .checkpoints import (
     steps_of,
 )
 from .collator import check_prepared, collator_of, in_order_of_data, smooths_itself
-from .evaluation import sample_scores, token_loss
+from .evaluation import evaluate
 from .guided_alignment import AlignmentGuide, GuidedAlignment, check_checkpointing
-from .moving_average import MovingAverage
 from .processes import logger
 from .testing import validation_options
 
@@ -73,9 +67,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             the learning rate follows the schedule of the whole run.
         baseline (`str` or `Path`, *optional*): For the second stage: the last checkpoint of the first, which
             initializes `model`. `train(resume_from_checkpoint=baseline)` continues its steps, learning rate, position
-            in the data and random numbers, but not weights and optimizer. Since the optimizer is new, the learning rate
-            rises to its schedule again, over as many steps as the warm-up has, at most `2 / (1 - adam_beta2)` (Ma and
-            Yarats, 2021, "On the adequacy of untuned warmup for adaptive optimization").
+            in the data and random numbers, but not weights and optimizer. The learning rate rises to its schedule
+            again, over the steps of the warm-up, at most `2 / (1 - adam_beta2)` (Ma and Yarats, 2021).
         validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.inference.DecodingOptions`] for text that BLEU
             or ROUGE evaluates, with `args.bleu_beams` beams. Long sources are split unless they are truncated.
         bpe_dropout (`float`, *optional*, defaults to 0.0): Probability of leaving out a merge of a word in training
@@ -157,16 +150,11 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.moving_average: MovingAverage | None = None
         if args.ema_decay is not None:
             if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-                raise UserError(
-                    f"ema_decay={short_repr(args.ema_decay)} needs the whole model in each process, which FSDP and "
-                    "DeepSpeed do not have.",
-                    field="ema_decay",
-                )
+                raise UserError("ema_decay is not supported with FSDP and DeepSpeed.", field="ema_decay")
             self.moving_average = MovingAverage(self.model, args.ema_decay)
             self.add_callback(self.moving_average)
-        self.add_callback(TrainingStepCallback(self.first_step))
-        self.add_callback(RunCallback(self))
-        self.add_callback(Stopwatch())
+        for callback in (TrainingStepCallback(self.first_step), RunCallback(self), Stopwatch()):
+            self.add_callback(callback)
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
@@ -269,10 +257,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         """Train as the Trainer, but `resume_from_checkpoint=True` selects the newest intact checkpoint."""
         if resume_from_checkpoint is True:
             report = logger.info if self.args.should_save else lambda text: None
-            newest = newest_intact_checkpoint(self.args.folder, report)
-            if newest is None:
+            resume_from_checkpoint = str(newest_intact_checkpoint(self.args.folder, report) or "")
+            if not resume_from_checkpoint:
                 raise UserError(f"{self.args.folder} has no complete checkpoint.", field=self.args.folder)
-            resume_from_checkpoint = str(newest)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -283,28 +270,31 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer, with the means of the model's `logged_outputs` and of the alignment loss."""
-        means = self.output_means.take(self.accelerator) if "loss" in logs else {}
-        if means:
+        if "loss" in logs:
+            means = self.output_means.take(self.accelerator)
             logs |= {f"mean_{name}": value for name, value in means.items()}
             check: Any = getattr(self.model, "training_warning", None)
-            warning = check(means) if check is not None and not self.has_warned else None
+            warning = check(means) if means and check is not None and not self.has_warned else None
             if warning is not None and self.is_world_process_zero():
                 logger.warning(f"Warning: {warning}.")
             self.has_warned = self.has_warned or warning is not None
-        if self.alignment_guide is not None and "loss" in logs:
-            sums = self.alignment_guide.take_sums()
-            # Processes without links take part in the sum.
-            sums = torch.zeros(2, device=self.args.device) if sums is None else sums
-            total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
-            if count:
-                logs["alignment_loss"] = total / count
+            if self.alignment_guide is not None:
+                logs |= self.alignment_guide.take_loss(self.accelerator)
         super().log(logs, *args, **kwargs)
 
-    def check_finite(self) -> None:
-        """Raise `NonFiniteLossError` if the loss of any process was not finite."""
-        if self.loss_is_finite is None:
+    def check_finite(self, with_weights: bool = False) -> None:
+        """
+        Raise `NonFiniteLossError` if the loss of any process was not finite, or with `with_weights` a parameter, which
+        a finite loss does not exclude.
+        """
+        flags = [] if self.loss_is_finite is None else [self.loss_is_finite]
+        if with_weights:  # every process checks its own part of sharded parameters
+            weights = map(torch.Tensor.detach, self.model.parameters())
+            own = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights)
+            flags += [torch.isfinite(part).all() for part in own]
+        if not flags:
             return
-        bad = self.accelerator.reduce((~self.loss_is_finite).float(), reduction="sum")
+        bad = self.accelerator.reduce((~torch.stack(flags)).any().float(), reduction="sum")
         if bad.item() > 0:
             newest = newest_checkpoint(self.args.folder) or "(none)"
             raise NonFiniteLossError(
@@ -312,49 +302,34 @@ class TranslationTrainer(Seq2SeqTrainer):
                 "Resume with a lower learning_rate, a longer warm-up, or max_grad_norm: 1.0."
             )
 
-    def check_weights(self) -> None:
-        """Raise `NonFiniteLossError` if a parameter is not finite, which a finite loss does not exclude."""
-        # Every process checks its own part of sharded parameters.
-        own = (p.to_local() if hasattr(p, "to_local") else p for p in map(torch.Tensor.detach, self.model.parameters()))
-        bad = sum((~torch.isfinite(part)).any().float() for part in own)
-        if self.accelerator.reduce(torch.as_tensor(bad, device=self.args.device), reduction="sum").item() > 0:
-            self.loss_is_finite = torch.zeros((), dtype=torch.bool, device=self.args.device)
-            self.check_finite()
-
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     def averaged_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has its moving average, if it has one."""
         return nullcontext() if self.moving_average is None else self.moving_average.applied()
 
-    def use_trained_weights(self) -> None:
-        """Switch a schedule-free optimizer to the weights that are evaluated and saved, until the next step."""
-        if callable(switch := getattr(self.optimizer, "eval", None)):
-            switch()
-
-    def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+    def evaluation_loop(
+        self, dataloader: Any, description: str, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> EvalLoopOutput:
         self.use_trained_weights()
         with self.averaged_weights():
             if description == "Evaluation" and not self.args.predict_with_generate and self.compute_metrics is None:
-                return self.token_evaluation(**kwargs)
+                dataset = self.evaluated_dataset
+                metrics = {f"{metric_key_prefix}_{name}": value for name, value in evaluate(self, dataset).items()}
+                predictions: Any = None  # as in transformers' own loop, against its type
+                return EvalLoopOutput(predictions, label_ids=None, metrics=metrics, num_samples=len(dataset))
             self.gather_function = lambda values: values  # every process reads all batches
-            output = super().evaluation_loop(dataloader, description, *args, **kwargs)
+            output = super().evaluation_loop(
+                dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs
+            )
         if description == "Prediction" and self.args.eval_do_concat_batches:
             return in_order_of_data(output, dataloader.batch_sampler)
         return output
 
-    def token_evaluation(self, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
-        """Evaluate loss, perplexity and text generated for the dataset of the last evaluation loader."""
-        model = self.model_wrapped if self.is_fsdp_enabled else self.model
-        model.eval()
-        dataset = self.evaluated_dataset
-        loss = token_loss(self, model, dataset)
-        metrics = {"loss": loss, "perplexity": math.exp(min(loss, 50.0))}
-        if self.args.bleu_samples > 0 and "target" in dataset.column_names:
-            metrics |= {name: score.score for name, score in sample_scores(self, dataset).items()}
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        predictions: Any = None  # as in transformers' own loop, against its type
-        return EvalLoopOutput(predictions=predictions, label_ids=None, metrics=metrics, num_samples=len(dataset))
+    def use_trained_weights(self) -> None:
+        """Switch a schedule-free optimizer to the weights that are evaluated and saved, until the next step."""
+        if callable(switch := getattr(self.optimizer, "eval", None)):
+            switch()
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[Any]:
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -377,9 +352,8 @@ class TranslationTrainer(Seq2SeqTrainer):
                 self.moving_average.save_trained(folder)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        self.check_finite()
         self.use_trained_weights()
-        self.check_weights()
+        self.check_finite(with_weights=True)
         folder = self.args.folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
             discard(folder)  # incomplete or damaged
@@ -438,18 +412,15 @@ class TranslationTrainer(Seq2SeqTrainer):
         Load the states of callbacks as the Trainer does, but keep the patience of the new run. Callbacks that the
         checkpoint does not know, such as early stopping of a second stage, get a state too, which the Trainer requires.
         """
-        patience = [stop.early_stopping_patience for stop in self.early_stopping()]
+        callbacks = self.callback_handler.callbacks
+        patience = [each.early_stopping_patience for each in callbacks if isinstance(each, EarlyStoppingCallback)]
         super()._load_callback_state()
-        for stop in self.early_stopping():
-            stop.early_stopping_patience = patience[0]
         states: Any = self.state.stateful_callbacks
-        for callback in self.callback_handler.callbacks:
+        for callback in self.callback_handler.callbacks:  # new objects
+            if isinstance(callback, EarlyStoppingCallback):
+                callback.early_stopping_patience = patience[0]
             if isinstance(callback, ExportableState):
                 states.setdefault(type(callback).__name__, callback.state())
-
-    def early_stopping(self) -> list[EarlyStoppingCallback]:
-        """Return the callbacks of early stopping."""
-        return [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
 
 
 def warmed_up(schedule: Callable[[int], float], first_step: int, warmup: int, step: int) -> float:
