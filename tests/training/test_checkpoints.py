@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from recnmt_hf.training.checkpoints import (
     metric_of_steps,
     newest_checkpoint,
     newest_intact_checkpoint,
-    rotate,
+    rotate_checkpoints,
 )
 
 
@@ -67,6 +68,14 @@ def run_of(run, values, best=None, metric="eval_bleu"):
         (folder / "trainer_state.json").write_text(json.dumps(state))
         mark_complete(folder)
     return run
+
+
+def rotate(run, last, best, metric, greater):
+    rotate_checkpoints(
+        SimpleNamespace(
+            folder=run, keep_last=last, keep_best=best, metric_for_best_model=metric, greater_is_better=greater
+        )
+    )
 
 
 def steps_in(run):
@@ -191,7 +200,7 @@ def test_choice_of_last_and_best(tmp_path):
 )
 def test_rotation_keeps_the_newest_and_the_best(tmp_path, last, best, metric, greater, left):
     run = run_of(tmp_path / "run", {10: 1.0, 20: 9.0, 30: 8.0, 40: 2.0, 50: 5.0})
-    rotate(str(run), last, best, metric, greater)
+    rotate(run, last, best, metric, greater)
     assert steps_in(run) == left
 
 

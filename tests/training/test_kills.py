@@ -24,8 +24,7 @@ from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.training.checkpoints import average_checkpoints, checkpoints_in, newest_checkpoint
 from recnmt_hf.training.evidence import EVIDENCE, Evidence
 from recnmt_hf.training.recipe import Recipe
-from recnmt_hf.training.resuming import checkpoint_to_resume
-from recnmt_hf.training.run import train
+from recnmt_hf.training.run import checkpoint_to_resume, train
 
 
 # Twenty short pairs of the generated corpus, which would take longer to generate.

@@ -7,7 +7,7 @@ from test_kills import tiny
 from test_training import trainer_for
 from user_errors import rejects
 
-from recnmt_hf.training import evaluation
+from recnmt_hf.training import testing
 from recnmt_hf.training.callbacks import TRAINED
 from recnmt_hf.training.run import train
 
@@ -24,14 +24,14 @@ def plan(folder, **training):
 def run(request, tmp_path_factory):
     """A run of four updates, of one batch or two, and the weights of its evaluations."""
     folder, evaluated = tmp_path_factory.mktemp("averaged"), []
-    own = evaluation.token_loss
+    own = testing.token_loss
 
     def watched(self, model, dataset):
         evaluated.append({name: value.detach().clone() for name, value in model.named_parameters()})
         return own(self, model, dataset)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "token_loss", watched)
+        patch.setattr(testing, "token_loss", watched)
         train(plan(folder, gradient_accumulation_steps=request.param), folder / "run")
     return folder, evaluated, {"gradient_accumulation_steps": request.param}
 

@@ -22,11 +22,11 @@ from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.inference import Translator
 from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.checkpoints import checkpoints_in, newest_checkpoint
-from recnmt_hf.training.evaluation import sample_scores
 from recnmt_hf.training.evidence import Evidence
 from recnmt_hf.training.plan import Plan
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
+from recnmt_hf.training.testing import sample_scores
 from recnmt_hf.training.trainer import NonFiniteLossError, TranslationTrainer
 
 
@@ -241,7 +241,7 @@ def test_rotation_keeps_the_last_and_the_best(tmp_path, tokenizer):
         greater_is_better=False,
     )
     values = iter([5.0, 1.0, 4.0, 2.0, 6.0, 7.0, 8.0, 9.0])
-    with mock.patch("recnmt_hf.training.evaluation.token_loss", lambda *args: next(values)):
+    with mock.patch("recnmt_hf.training.testing.token_loss", lambda *args: next(values)):
         trainer.train()
     assert [step for step, _ in checkpoints_in(tmp_path / "out")] == [2, 4, 7, 8]
 

@@ -25,6 +25,7 @@ from ..families import MODEL_TYPES
 from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.seq2seq_base import Seq2SeqConditionalGeneration
 from ..options import Range, check_content, check_options, check_value, documented, given_fields, option
+from .processes import logger
 
 
 ModelOrArchitecture = TypeVar("ModelOrArchitecture", "ModelSection", "Architecture")
@@ -207,8 +208,10 @@ def with_fields_of(folder: str | Path, section: ModelOrArchitecture) -> ModelOrA
     kind = getattr(trained, "self_attention_type", None)
     if section.fields.get("self_attention_type", kind) == kind:
         names |= OF_POSITIONS
-    known = {entry.name for entry in fields(own)} & {entry.name for entry in fields(trained)}
-    kept = {name: getattr(trained, name) for name in sorted(names & known)}
+    names &= {entry.name for entry in fields(own)} & {entry.name for entry in fields(trained)} - section.fields.keys()
+    kept = {name: getattr(trained, name) for name in sorted(names)}
+    if changes := [f"{name}: {value}" for name, value in kept.items() if value != getattr(own, name)]:
+        logger.info(f"Fields of {folder} that the recipe does not state: {', '.join(changes)}.")
     return replace(section, fields={**kept, **section.fields})
 
 

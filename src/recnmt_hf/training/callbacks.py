@@ -16,6 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from ..data.batching import TokenBatchSampler
+from .processes import logger
 
 
 # File of a checkpoint with the weights that training continues from; its model.safetensors has the moving average.
@@ -76,10 +77,15 @@ class TrainingStepCallback(TrainerCallback):
 
 
 class OutputMeans:
-    """Means of some fields of a model's output, themselves means over target words, over several batches."""
+    """
+    Means of the `logged_outputs` of a model, themselves means over target words, over several batches. A model's
+    `training_warning(means)` may return a warning about them, which is printed once.
+    """
 
-    def __init__(self, names: Sequence[str]):
-        self.names = tuple(names)
+    def __init__(self, model: Any):
+        self.names = tuple(getattr(model, "logged_outputs", ()))
+        self.check: Any = getattr(model, "training_warning", lambda means: None)
+        self.has_warned = False
         self.totals: torch.Tensor | None = None  # weighted sums, and the number of words
 
     def add(self, outputs: Mapping[str, torch.Tensor], labels: torch.Tensor) -> None:
@@ -89,12 +95,16 @@ class OutputMeans:
         self.totals = totals if self.totals is None else self.totals + totals
 
     def take(self, accelerator: Accelerator) -> dict[str, float]:
-        """Return the means over the batches of all processes since the last call."""
+        """Return the means over the batches of all processes since the last call, for logs."""
         if self.totals is None:
             return {}
         *sums, count = accelerator.reduce(self.totals, reduction="sum").tolist()
         self.totals = None
-        return {name: total / max(count, 1.0) for name, total in zip(self.names, sums, strict=True)}
+        means = {name: total / max(count, 1.0) for name, total in zip(self.names, sums, strict=True)}
+        if not self.has_warned and (warning := self.check(means)):
+            self.has_warned = True
+            logger.warning(f"Warning: {warning}.")
+        return {f"mean_{name}": value for name, value in means.items()}
 
 
 class MovingAverage(TrainerCallback):

@@ -131,11 +131,7 @@ def newest_intact_checkpoint(run: str | Path, report: Callable[[str], None] = la
             return folder
         damaged.append(f"{folder} is damaged: {'; '.join(faults[:3])}.")
     if damaged:
-        raise UserError(
-            f"{run} has no intact checkpoint. {' '.join(damaged)} Restore the files, or start again with --overwrite "
-            "or in another folder.",
-            field=run,
-        )
+        raise UserError(f"{run} has no intact checkpoint. {' '.join(damaged)}", field=run)
     return None
 
 
@@ -196,27 +192,23 @@ def choose_checkpoints(
     return [folder for _, _, folder in ranked[:count]]
 
 
-def rotate(run: str | Path, keep_last: int, keep_best: int, metric: str | None, greater_is_better: bool) -> None:
-    """Delete the checkpoints of a run except the newest, the best by a metric, and the Trainer's best."""
-    run = Path(run)
-    keep = choose_checkpoints(run, max(keep_last, 1))
-    newest = keep[-1]
-    if metric and keep_best > 0:
-        metric = metric if metric.startswith("eval_") else f"eval_{metric}"
-        evaluated = metric_of_steps(run, metric)
-        if any(step in evaluated for step, _ in checkpoints_in(run)):
-            keep += choose_checkpoints(run, keep_best, "best", metric, greater_is_better)
-    if best := state_of(newest).get("best_model_checkpoint"):
-        keep.append(run / Path(best).name)  # the run may have moved since
-    for _, folder in numbered_in(run):
+def rotate_checkpoints(args: Any) -> None:
+    """
+    Delete the checkpoints of an output folder except the `keep_last` newest, the `keep_best` best, and the Trainer's
+    best. `args` are the Trainer's arguments.
+    """
+    keep, metric = choose_checkpoints(args.folder, max(args.keep_last, 1)), args.metric_for_best_model
+    if best := state_of(keep[-1]).get("best_model_checkpoint"):
+        keep.append(args.folder / Path(best).name)  # the run may have moved since
+    if metric and args.keep_best > 0:
+        metric = f"eval_{metric.removeprefix('eval_')}"
+        evaluated = metric_of_steps(args.folder, metric)
+        if any(step in evaluated for step, _ in checkpoints_in(args.folder)):
+            is_better = args.greater_is_better is not False
+            keep += choose_checkpoints(args.folder, args.keep_best, "best", metric, is_better)
+    for _, folder in numbered_in(args.folder):
         if folder not in keep:
             discard(folder)
-
-
-def rotate_checkpoints(args: Any) -> None:
-    """Delete all checkpoints of an output folder except the `keep_last` newest and the `keep_best` best."""
-    is_better = args.greater_is_better is not False
-    rotate(args.folder, args.keep_last, args.keep_best, args.metric_for_best_model, is_better)
 
 
 def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Path:
@@ -252,7 +244,9 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
         mean = mean_of(paths)
         working.mkdir(parents=True)
         copy_beside_weights(paths[-1], working)
-        write_card_of_mean(working)
+        settings = json.loads(read_small_text(working / "config.json")) if (working / "config.json").is_file() else {}
+        if settings.get("model_type") in MODEL_TYPES:  # the cards of the averaged models do not describe their mean
+            write_plain_card(SimpleNamespace(**settings), working)
         save_file(mean, working / "model.safetensors", metadata={"format": "pt"})
         for folder in marked:
             if not (folder / MANIFEST).exists():  # deleted before the other files, so that some may not be copied
@@ -261,14 +255,6 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
     finally:
         shutil.rmtree(working, ignore_errors=True)
     return output
-
-
-def write_card_of_mean(folder: Path) -> None:
-    """Write the plain card of a model of this package: cards of the averaged models do not describe their mean."""
-    path = folder / "config.json"
-    settings = json.loads(read_small_text(path)) if path.is_file() else {}
-    if settings.get("model_type") in MODEL_TYPES:
-        write_plain_card(SimpleNamespace(**settings), folder)
 
 
 def mean_of(folders: Sequence[Path]) -> dict[str, torch.Tensor]:
@@ -298,9 +284,7 @@ def open_tensors(folder: Path) -> dict[str, Any]:
         handle = safe_open(file, framework="pt")
         handles |= dict.fromkeys(handle.keys(), handle)
     if not handles:
-        raise MissingFileError(
-            f"{folder} contains no .safetensors file. Pass a folder written by save_pretrained.", field=folder
-        )
+        raise MissingFileError(f"{folder} contains no .safetensors file.", field=folder)
     return handles
 
 

@@ -126,7 +126,7 @@ def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
     the sentences of one batch have similar lengths. Dropout is off, as in translation.
     """
     model = load_model(folder, trainer.args.device)
-    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm1d)]
+    norms: list[Any] = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm1d)]
     for norm in norms:  # one after the other: each reads what the new averages of those before it produce
         sampler = trainer.token_sampler(trainer.train_dataset, shuffle=True)
         momentum, norm.momentum = norm.momentum, 1.0  # the averages are those of one batch

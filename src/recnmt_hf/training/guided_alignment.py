@@ -80,15 +80,8 @@ class AlignmentGuide:
     """
 
     def __init__(self, model: Any, settings: GuidedAlignment):
-        try:
-            layer, self.head = settings.place(model.config)
-            attention = model.get_decoder().source_attention(layer)
-        except AttributeError as error:
-            raise UserError(
-                f"Guided alignment cannot read the attention of {type(model).__name__}. Use a model of this package "
-                "whose decoder attends to source words, or set guided_alignment.weight to 0.",
-                field=type(model).__name__,
-            ) from error
+        layer, self.head = settings.place(model.config)
+        attention = model.get_decoder().source_attention(layer)
         self.weight = settings.weight
         self.links: torch.Tensor | None = None
         self.token_mask: torch.Tensor | None = None
@@ -113,12 +106,6 @@ class AlignmentGuide:
         if hasattr(attention, "head_weights"):
             visible = None if self.token_mask is None else self.token_mask[:, None] != 0
             self.weights = attention.head_weights(self.head, *args[:2], visible)
-        elif output[1] is None:
-            raise UserError(
-                f"Guided alignment cannot read the attention of {type(attention).__name__}. Use a model of this "
-                "package whose decoder attends to source words, or set guided_alignment.weight to 0.",
-                field=type(attention).__name__,
-            )
         else:
             self.weights = output[1][:, self.head]
 

@@ -168,8 +168,9 @@ def prepare_in_shards(
         trees = prepare_trees(data, tokenizers)
         if not (output / SOURCE_TOKENIZER).is_dir() or (trees and not (output / RELATIONS_FILE).is_file()):
             save_tokenizers(tokenizers, output)
-    settings = {"workers": workers, "part": part, "trees": trees, "on_shard": on_shard}
-    return prepare_shards(data.train, tokenizers, output, data.shards, **settings)
+    return prepare_shards(
+        data.train, tokenizers, output, data.shards, workers=workers, part=part, trees=trees, on_shard=on_shard
+    )
 
 
 def mix(parts: Sequence[Dataset], temperature: float, seed: int) -> Dataset:
@@ -190,7 +191,8 @@ def mix(parts: Sequence[Dataset], temperature: float, seed: int) -> Dataset:
 def prepare_tokenizers(data: Preparation, output_dir: Path) -> TokenizerPair:
     """Load or train the tokenizers. A warm start uses those of its baseline."""
     if data.tokenizers:
-        tokenizers = TokenizerPair(*map(load_tokenizer, data.tokenizers))
+        given = [load_tokenizer(folder) for folder in data.tokenizers]
+        tokenizers = TokenizerPair(given[0], given[-1])
         check_baseline(data, tokenizers, "tokenizer.source")
         return tokenizers
     if (output_dir / SOURCE_TOKENIZER).is_dir():

@@ -17,7 +17,7 @@ from ..metrics.bleu import bleu_tokenizer
 from ..models.user_errors import masked
 from ..options import stated
 from .arguments import TranslationTrainingArguments
-from .building import Architecture, build_config, with_fields_of
+from .building import Architecture, with_fields_of
 from .guided_alignment import GuidedAlignment
 from .metrics import TextScorer
 from .output_folder import BASELINE, RECIPE, mapping_in
@@ -80,9 +80,11 @@ class Preparation:
     def of(cls, recipe: Recipe, model: Architecture) -> Preparation:
         """Resolve what a recipe states about data and tokenizers; they are for `model`."""
         data, section = recipe.data, recipe.tokenizer
+        count = 1 if section.joint else 2
         existing = [] if section.source is None else [section.source, section.target or section.source]
         sides = [(section.kind, section.vocab_size)]
         sides.append((section.target_kind or section.kind, section.target_vocab_size or section.vocab_size))
+        settings = {name: getattr(section, name) for name in ("min_frequency", "lowercase", "tags")}
         names = ("source_lang", "target_lang", "on_empty", "num_proc", "on_long")
         return cls(
             model=model,
@@ -99,17 +101,11 @@ class Preparation:
             shards=data.shard_settings,
             prepared=data.prepared,
             cache_dir=data.cache_dir,
-            tokenizers=existing[: 1 if section.joint else 2],
+            tokenizers=existing[:count],
             vocabularies=[
-                {
-                    "kind": kind,
-                    "vocab_size": size,
-                    "min_frequency": section.min_frequency,
-                    "lowercase": section.lowercase,
-                    "byte_fallback": section.byte_fallback if kind == "bpe" else None,
-                    "tags": section.tags,
-                }
-                for kind, size in sides[: 1 if section.joint else 2]
+                {"kind": kind, "vocab_size": size, "byte_fallback": section.byte_fallback if kind == "bpe" else None}
+                | settings
+                for kind, size in sides[:count]
             ],
             max_sentences=section.max_sentences,
             tokenizer_settings={**asdict(section), "dropout": 0.0},
@@ -142,12 +138,7 @@ class TestSet:
 
 @dataclass(frozen=True)
 class Plan:
-    """
-    Everything that a recipe decides about a run.
-
-    `stages` is one stage or two; `data.model` is what the last one trains. `settings` is the recipe as a mapping, which
-    the run records.
-    """
+    """Everything that a recipe decides about a run. `settings` is the recipe as a mapping, which the run records."""
 
     output_dir: Path
     stages: tuple[Stage, ...]
@@ -164,19 +155,11 @@ class Plan:
 
     @classmethod
     def of(cls, recipe: Recipe, output_dir: str | Path = "outputs", resumed_from: Path | None = None) -> Plan:
-        """
-        Resolve a recipe. `resumed_from` is a complete checkpoint of the run in the output folder, if it resumes. Raise
-        `UserError` if the Trainer's arguments or the model do not exist.
-        """
+        """Resolve a recipe. `resumed_from` is a complete checkpoint of the run in the output folder, if it resumes."""
         output_dir, training, data, average = Path(output_dir), recipe.training, recipe.data, recipe.average
         model = Architecture(**asdict(recipe.model))
         if model.init_from is not None:
-            stated_fields, model = model.fields, with_fields_of(resumed_from or model.init_from, model)
-            plain_config = build_config(replace(model, fields=stated_fields))
-            added = {name: value for name, value in model.fields.items() if getattr(plain_config, name, value) != value}
-            if added:
-                names = ", ".join(f"{name}: {value}" for name, value in added.items())
-                logger.info(f"Fields of {resumed_from or model.init_from} that the recipe does not state: {names}.")
+            model = with_fields_of(resumed_from or model.init_from, model)
         steps, max_steps = training.baseline_steps, training.max_steps
         if steps is not None and steps < 1:  # a resumed run keeps its steps, even if it has more steps in all now
             earlier = (mapping_in(output_dir / RECIPE).get("training") or {}).get("baseline_steps")
@@ -244,12 +227,11 @@ class Plan:
             file.write(self.to_yaml())
 
     def describe(self) -> str:
-        """Return the plan as YAML: stages, data, tokenizers, tests, and what a resumed run must not change."""
-        data = self.data
+        """Return the plan as YAML: stages, the recipe with all defaults, and what a resumed run must not change."""
         names = ("learning_rate", "warmup_steps", "lr_scheduler_type", "max_tokens", "label_smoothing_factor", "seed")
         stages = [
             {
-                "model": f"{data.model}{', its baseline' if stage.last_step else ''}",
+                "model": f"{self.data.model}{', its baseline' if stage.last_step else ''}",
                 "start": str(stage.init_from or "random weights"),
                 "until": stage.last_step or stage.arguments.max_steps,
                 "folder": str(stage.arguments.folder),
@@ -258,17 +240,8 @@ class Plan:
             }
             for stage in self.stages
         ]
-        corpora = {name: [stated(corpus) for corpus in getattr(data, name)] for name in ("train", "validation")}
-        content = {
-            "stages": stages,
-            "data": {**corpora, "prepared": data.prepared, **data.reading, **data.lengths},
-            "tokenizers": data.tokenizers or data.model.init_from or data.vocabularies,
-            "average": f"the {'best' if self.average_best else 'last'} {self.average} checkpoints",
-            "decoding": {name: plain(value) for name, value in asdict(self.decoding).items()},
-            "tests": {test.name: [stated(corpus) for corpus in test.corpora] for test in self.tests},
-            "identity": self.identity,
-        }
-        return dump_yaml(content)
+        decoding = {name: plain(value) for name, value in asdict(self.decoding).items()}
+        return dump_yaml({"stages": stages, **self.settings, "decoding": decoding, "identity": self.identity})
 
 
 def plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,7 +19,6 @@ from accelerate import PartialState
 from accelerate.state import AcceleratorState
 
 from .._interrupts import end_with_parent
-from ..errors import UserError
 
 
 T = TypeVar("T")
@@ -45,17 +44,13 @@ logger.addHandler(MainProcessHandler())
 
 
 class Processes:
-    """Processes of this run. Collectives may take `timeout` seconds. `UserError` for a wrong `ddp_backend`."""
+    """Processes of this run. Collectives may take `timeout` seconds."""
 
     def __init__(self, use_cpu: bool, timeout: float = 1800, ddp_backend: str | None = None):
         end_with_launcher()
         # The Trainer's arguments would not pass them on the CPU, or to an existing process group.
         backend = {"backend": ddp_backend} if ddp_backend else {}
-        try:
-            PartialState(cpu=use_cpu, timeout=timedelta(seconds=timeout), **backend)
-        except ValueError as error:
-            raise UserError(f"training.ddp_backend={ddp_backend}: {error}", field="training.ddp_backend") from error
-        self.state = PartialState()  # shared in the process
+        self.state = PartialState(cpu=use_cpu, timeout=timedelta(seconds=timeout), **backend)
         self.count = self.state.num_processes
         self.is_main = self.state.is_main_process
         # For waiting: gloo does not spin, and detects when the other process dies.
@@ -122,12 +117,15 @@ def end_with_launcher() -> None:
 @contextmanager
 def progress_bars_on_terminals(is_main: bool) -> Iterator[None]:
     """Let other libraries show progress bars only on the first process, and only if standard error is a terminal."""
-    with ExitStack() as stack:
-        if not (is_main and sys.stderr.isatty()):
-            if not datasets.utils.are_progress_bars_disabled():
-                stack.callback(datasets.enable_progress_bars)
-            if transformers.utils.logging.is_progress_bar_enabled():
-                stack.callback(transformers.utils.logging.enable_progress_bar)
-            datasets.disable_progress_bars()
-            transformers.utils.logging.disable_progress_bar()
+    bars = transformers.utils.logging
+    shown = not datasets.utils.are_progress_bars_disabled(), bars.is_progress_bar_enabled()
+    if not (is_main and sys.stderr.isatty()):
+        datasets.disable_progress_bars()
+        bars.disable_progress_bar()
+    try:
         yield
+    finally:
+        if shown[0]:
+            datasets.enable_progress_bars()
+        if shown[1]:
+            bars.enable_progress_bar()

@@ -1,28 +1,58 @@
-"""A training run: tokenizers, data, one or two stages of training, final model."""
+"""A training run: tokenizers, data, one or two stages of training, final model; and what a resumed run may change."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedModel, set_seed
+import numpy as np
+import torch
+import transformers
+from datasets import Dataset
+from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedConfig, PreTrainedModel, set_seed
 
-from ..errors import UserError
+from .._bounded_reading import read_small_text
+from ..data.files import open_output
+from ..data.shard_blocks import ShardSettings
+from ..data.sharded import ShardedDataset
+from ..data.tree_inputs import TREE_INPUTS
+from ..errors import UserError, short_repr
 from ..inference.devices import keep_freed_memory
-from . import output_folder, resuming
+from .arguments import TranslationTrainingArguments
 from .building import generation_config, stage_configs
-from .checkpoints import discard, newest_checkpoint, newest_intact_checkpoint, numbered_in, rotate_checkpoints, steps_of
+from .checkpoints import (
+    discard,
+    newest_checkpoint,
+    newest_intact_checkpoint,
+    numbered_in,
+    rotate_checkpoints,
+    state_of,
+    steps_of,
+)
 from .checks import dry_run
 from .finishing import finish
-from .inputs import Inputs, prepare_inputs
-from .plan import Plan, Stage
+from .inputs import Inputs, delete_tokenizers, prepare_inputs
+from .output_folder import (
+    BASELINE,
+    FINAL,
+    RECIPE,
+    RECORD,
+    claim_output,
+    delete_run,
+    locked,
+    mapping_in,
+    remove_leftovers,
+)
+from .plan import Plan, Stage, identity_of, values_of
 from .processes import Processes, logger, progress_bars_on_terminals, settings_of_one_run
-from .recipe import Recipe, check_planned_steps
+from .recipe import TRAINING_OPTIONS, Recipe, check_planned_steps
 from .trainer import TranslationTrainer
 
 
@@ -65,7 +95,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
             trainer = run.fit(stage, config, inputs)
         assert trainer is not None, "there is always a stage left"
         processes.on_main(partial(finish, plan, trainer))
-    return plan.output_dir / output_folder.FINAL
+    return plan.output_dir / FINAL
 
 
 @dataclass
@@ -86,13 +116,13 @@ class Run:
         with ExitStack() as context:
 
             def claim() -> Path | None:
-                context.enter_context(output_folder.locked(folder))
-                self.is_new = output_folder.claim_output(folder, self.resume, self.overwrite)
-                checkpoint = resuming.checkpoint_to_resume(folder) if self.resume else None
+                context.enter_context(locked(folder))
+                self.is_new = claim_output(folder, self.resume, self.overwrite)
+                checkpoint = checkpoint_to_resume(folder) if self.resume else None
                 if checkpoint is None:
                     self.plan.save()  # from now on this is the folder of a run
                 else:
-                    resuming.check_identity(self.plan, checkpoint)
+                    check_identity(self.plan, checkpoint)
                 return checkpoint
 
             self.checkpoint = self.processes.on_main(claim)
@@ -101,7 +131,7 @@ class Run:
                 yield
             except BaseException:
                 if self.is_new:
-                    output_folder.delete_run(folder)
+                    delete_run(folder)
                 raise
 
     def prepare(self) -> Inputs:
@@ -126,20 +156,20 @@ class Run:
             stages = stages[-1:]
 
         def check_and_record() -> None:
-            record = resuming.RunRecord.of(inputs, plan.arguments, self.processes)
+            record = RunRecord.of(inputs, plan.arguments, self.processes)
             if checkpoint is not None:
                 folders = [stage.arguments.folder for stage in plan.stages]
-                resuming.check_config(configs[folders.index(checkpoint.parent)], checkpoint)
-                resuming.check_record(record, plan, checkpoint)
+                check_config(configs[folders.index(checkpoint.parent)], checkpoint)
+                check_record(record, plan, checkpoint)
                 for stage in plan.stages[: -len(stages)]:
                     if newest_checkpoint(stage.arguments.folder) is not None:
                         rotate_checkpoints(stage.arguments)  # a killed run may not have done so
             plan.save()
-            record.save(plan.output_dir)
-            reason = configs[-1].baseline_first
-            if checkpoint is None and last.init_from is None and reason and configs[-1].baseline() is not None:
-                remedy = "Set training.baseline_steps, or model.init_from to a trained baseline."
-                logger.warning(f"Warning: {reason}. {remedy}")
+            with open_output(plan.output_dir / RECORD) as file:
+                json.dump(asdict(record), file, indent=1)
+            is_first = checkpoint is None and last.init_from is None and configs[-1].baseline() is not None
+            if is_first and (reason := configs[-1].baseline_first):
+                logger.warning(f"Warning: {reason}. Set training.baseline_steps, or model.init_from to a baseline.")
 
         self.processes.on_main(check_and_record)
         return stages
@@ -178,15 +208,13 @@ class Run:
             if steps_of(checkpoint) >= planned:
                 logger.info(f"{checkpoint.name} has all {planned} steps already.")
                 return trainer
-            if resuming.stopped_early(checkpoint, stage.patience):
+            if stopped_early(checkpoint, stage.patience):
                 logger.info(f"Early stopping ended the run at {checkpoint.name}.")
                 return trainer
             is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled  # in files of other names
             if not is_sharded and not (checkpoint / "optimizer.pt").is_file():  # the Trainer would begin with a new one
                 raise UserError(
-                    f"{checkpoint} has no optimizer state (training.save_only_model), so training cannot be resumed "
-                    "from it. Start a run with model.init_from in another folder, or use --overwrite.",
-                    field=checkpoint,
+                    f"{checkpoint} has no state of the optimizer (training.save_only_model).", field=checkpoint
                 )
         start = checkpoint or stage.baseline
         trainer.train(resume_from_checkpoint=str(start) if start else None)
@@ -206,3 +234,163 @@ def build_model(stage: Stage, config: Any, beams: int, checkpoint: Path | None) 
     if checkpoint is None and stage.init_from is not None:
         logger.info(f"Warm start from {stage.init_from}: {model.init_from_baseline(stage.init_from)}.")
     return model
+
+
+# -- resumed runs ------------------------------------------------------------------------------------------------------
+
+CHANGED = "Changed since the start of the run: "
+RESTORE = "Restore it, or start again with --overwrite or in another folder."
+# What prepared data is made of. The data itself is compared.
+OF_DATA = {f"data.{name}" for name in ("train", "validation", *ShardSettings.__dataclass_fields__)}
+
+
+@dataclass
+class RunRecord:
+    """Circumstances of a run that its recipe does not contain."""
+
+    processes: int
+    accumulation: int  # batches of each process in an update
+    training_data: str  # digest of the prepared token ids
+    training_pairs: int
+    validation_data: str
+    validation_pairs: int
+    device: str  # "cpu", "cuda", ...
+    versions: dict[str, str] = field(
+        default_factory=lambda: {"torch": torch.__version__, "transformers": transformers.__version__}
+    )
+    precision: str | None = None  # of runs by older versions
+
+    @classmethod
+    def of(cls, inputs: Inputs, arguments: TranslationTrainingArguments, processes: Processes) -> RunRecord:
+        """Return the record of the present run."""
+        train, validation, device = inputs.train, inputs.validation, processes.state.device.type
+        data = digest_of(train), len(train), digest_of(validation), len(validation)
+        batches = processes.count, arguments.gradient_accumulation_steps
+        return cls(*batches, *data, device, precision=arguments.precision)
+
+    @classmethod
+    def load(cls, output_dir: Path) -> RunRecord | None:
+        """Load the record of an earlier run; `None` if there is none, as in runs of old versions."""
+        content = mapping_in(output_dir / RECORD)
+        return cls(**content) if content else None
+
+
+def digest_of(data: Dataset | ShardedDataset) -> str:
+    """Return the SHA-256 sum of a prepared dataset's token ids, links and trees; of one in memory, in any chunks."""
+    if isinstance(data, ShardedDataset):
+        return data.digest
+    digest = hashlib.sha256()
+    names = ["input_ids", "labels", *(name for name in ("links", *TREE_INPUTS) if name in data.column_names)]
+    for batch in data.select_columns(names).with_format("arrow").iter(10_000):
+        for name in names:
+            for chunk in batch.column(name).chunks:
+                digest.update(np.asarray(chunk.value_lengths(), dtype=np.int64).tobytes())
+                digest.update(np.asarray(chunk.flatten(), dtype=np.int64).tobytes())
+    return digest.hexdigest()
+
+
+def checkpoint_to_resume(output_dir: Path) -> Path | None:
+    """
+    Return the newest intact checkpoint of a run, or `None` if there is none, and delete incomplete files. `UserError`
+    if all checkpoints are damaged.
+    """
+    remove_leftovers(output_dir)
+    newest = (newest_intact_checkpoint(folder, logger.info) for folder in (output_dir, output_dir / BASELINE))
+    checkpoint = next(filter(None, newest), None)
+    if checkpoint is None:
+        delete_tokenizers(output_dir)  # they may be another recipe's
+    logger.info(f"Resuming from {checkpoint}." if checkpoint else "No complete checkpoint: training from the start.")
+    return checkpoint
+
+
+def check_identity(plan: Plan, checkpoint: Path) -> None:
+    """
+    Compare a plan with the recipe of its folder, and log what changed. `UserError` if this would change the meaning of
+    the steps that are trained already.
+    """
+    max_steps, steps = plan.arguments.max_steps, steps_of(checkpoint)
+    if 0 < max_steps < steps:
+        field = "training.max_steps"
+        raise UserError(f"{field}={max_steps} is less than the {steps} steps of {checkpoint}.", field=field)
+    if checkpoint.parent != plan.output_dir and len(plan.stages) == 1:
+        field = "training.baseline_steps"
+        raise UserError(f"{checkpoint} belongs to a baseline, but {field} is not set. {RESTORE}", field=field)
+    earlier = mapping_in(plan.output_dir / RECIPE)
+    if not earlier:
+        logger.info(f"{plan.output_dir} has no readable {RECIPE}, so changes of the recipe are unknown.")
+        return
+    settings = Recipe(**earlier).to_dict()
+    old, new = values_of(settings), values_of(plan.settings)
+    fixed = identity_of(settings, plan.compares_evaluations).keys() | plan.identity.keys()
+    compared = old.keys() | new.keys()
+    if RunRecord.load(plan.output_dir) is None:  # of an old version, so that the prepared data is not known
+        fixed |= OF_DATA
+    else:
+        compared -= OF_DATA - fixed
+    forbidden: dict[str, str] = {}
+    for name in sorted(compared):
+        entry = TRAINING_OPTIONS.get(name.removeprefix("training."))
+        before, now = (values.get(name, entry and entry.default) for values in (old, new))
+        change = f"{name}: {short_repr(before)} -> {short_repr(now)}"
+        if before != now and name in fixed:
+            forbidden[name] = change
+        elif before != now:
+            logger.info(f"{CHANGED}{change}.")
+    if forbidden:
+        raise UserError(
+            f"These fields must not change since {checkpoint}: {'; '.join(forbidden.values())}. "
+            f"{plan.output_dir / RECIPE} has the old values. {RESTORE}",
+            field=", ".join(forbidden),
+        )
+
+
+def check_record(new: RunRecord, plan: Plan, checkpoint: Path) -> None:
+    """
+    Compare data and processes with those of the start, and log what changed. `UserError` for other data, or another
+    product of processes and accumulated batches, which determines the tokens of an update.
+    """
+    old = RunRecord.load(plan.output_dir)
+    if old is None:
+        return
+    for name, matters in (("training", True), ("validation", plan.compares_evaluations)):
+        if getattr(old, f"{name}_data") != getattr(new, f"{name}_data"):
+            pairs = f"{getattr(old, f'{name}_pairs')} sentence pairs before, {getattr(new, f'{name}_pairs')} now"
+            if matters:
+                field = "data.train" if name == "training" else "data.validation"
+                raise UserError(f"The {name} data differs from that of {checkpoint} ({pairs}). {RESTORE}", field=field)
+            logger.info(f"The {name} data changed ({pairs}): evaluations before and after are not comparable.")
+    batches = old.processes * old.accumulation
+    if batches != new.processes * new.accumulation:
+        raise UserError(
+            f"The batches per update differ from those of {checkpoint}: processes times gradient_accumulation_steps "
+            f"must stay {batches}, got {new.processes} x {new.accumulation}.",
+            field="training.gradient_accumulation_steps",
+        )
+    before = {**asdict(old), **old.versions, "precision": old.precision or new.precision}
+    now = {**asdict(new), **new.versions}
+    for name in ("processes", "device", "precision", *new.versions):
+        if before.get(name) != now[name]:
+            logger.info(f"{CHANGED}{name}: {before.get(name)} -> {now[name]}; the result may not be bit-identical.")
+
+
+def check_config(config: PreTrainedConfig, checkpoint: Path) -> None:
+    """Raise `UserError` if the configuration made from recipe and tokenizers differs from that of the checkpoint."""
+    saved = json.loads(read_small_text(checkpoint / "config.json"))
+    now = json.loads(config.to_json_string(use_diff=False))
+    ignored = {"dtype", "architectures", "transformers_version", "use_cache"}  # the Trainer sets the last
+    names = sorted({entry.name for entry in fields(type(config))} & saved.keys() & now.keys() - ignored)
+    if changes := [
+        f"{name}: {short_repr(saved[name])} -> {short_repr(now[name])}" for name in names if saved[name] != now[name]
+    ]:
+        raise UserError(
+            f"The model of {checkpoint} differs from that of the recipe: {'; '.join(changes)}. {RESTORE}",
+            field=checkpoint,
+        )
+
+
+def stopped_early(checkpoint: Path, patience: int | None) -> bool:
+    """Return whether early stopping ended the run with this checkpoint."""
+    states = state_of(checkpoint).get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
+    states = states if isinstance(states, list) else [states]
+    counters = [state.get("attributes", {}).get("early_stopping_patience_counter", 0) for state in states]
+    return patience is not None and any(counter >= patience for counter in counters)

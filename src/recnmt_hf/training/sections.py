@@ -97,17 +97,13 @@ class DataSection:
         for name in ("source_lang", "target_lang"):
             language = getattr(self, name)
             if not LANGUAGE.fullmatch(language):
-                raise UserError(
-                    f"{name}={short_repr(language)} is not a language code, such as en, de or zh-CN.", field=name
-                )
+                raise UserError(f"{name}={short_repr(language)} is not a language code, such as zh-CN.", field=name)
         if self.weights is not None:
-            if self.temperature:
-                raise UserError("weights is not supported with data.temperature. Set one of them.", field="weights")
             is_in_range = len(self.weights) == len(self.train) and all(0 <= one <= 1000 for one in self.weights)
-            if not is_in_range or not any(self.weights):
+            if not is_in_range or not any(self.weights) or self.temperature:
                 raise UserError(
-                    f"weights={short_repr(self.weights)} is not allowed; it must be {len(self.train)} numbers from 0 "
-                    "to 1,000, one for each corpus of data.train.",
+                    f"weights={short_repr(self.weights)} must be {len(self.train)} numbers from 0 to 1,000, one for "
+                    "each corpus of data.train, without data.temperature.",
                     field="weights",
                 )
         for name in ("train", "validation"):
@@ -163,11 +159,10 @@ class TokenizerSection:
         check_tags(self.tags, "tags", SPECIAL_TOKENS)
         if self.joint and (self.target_kind or self.target_vocab_size or self.target):
             raise UserError(
-                "joint=true is not supported with a separate target tokenizer. Set it to false, or remove target*.",
-                field="joint",
+                "joint=true is not supported with target, target_kind and target_vocab_size.", field="joint"
             )
         if self.target and not self.source:
-            raise UserError("target requires tokenizer.source. Give both, or neither.", field="target")
+            raise UserError("target requires tokenizer.source.", field="target")
         for name in ("source", "target"):
             if (path := getattr(self, name)) is not None:
                 setattr(self, name, folder_of_model(path))
@@ -185,24 +180,12 @@ class AverageSection:
         check_options(self)
 
 
-# Arguments of transformers without an effect here; a recipe may only switch them off. Values: what to do instead.
+# Arguments of transformers without an effect here; a recipe may only switch them off.
 NO_EFFECT = {
-    "output_dir": "name the folder with --output",
-    "per_device_train_batch_size": "set training.max_tokens: batches are filled by tokens",
-    "per_device_eval_batch_size": "set training.max_tokens: batches are filled by tokens",
-    "save_total_limit": "set training.keep_last and training.keep_best",
-    "load_best_model_at_end": "set average.which: best, and average.count: 1 for the best checkpoint alone",
-    "resume_from_checkpoint": "resume with --resume",
-    "local_rank": "start several processes with torchrun or accelerate launch, which number them",
-    "do_train": "remove it: a run always trains",
-    "do_eval": "set training.eval_strategy",
-    "do_predict": "name test sets in test",
-    "push_to_hub": "publish the finished model with its push_to_hub",
-    "predict_with_generate": "set training.bleu_samples to evaluate BLEU by generation",
-    "generation_config": "set training.bleu_beams, and decoding for the finished model",
-    "generation_max_length": "set decoding.max_length_extra for the finished model",
-    "generation_num_beams": "set training.bleu_beams, and decoding.beams for the finished model",
-    "use_liger_kernel": "remove it: these models have no Liger kernels",
+    *("output_dir", "resume_from_checkpoint", "local_rank", "do_train", "do_eval", "do_predict", "push_to_hub"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "save_total_limit", "load_best_model_at_end"),
+    *("predict_with_generate", "generation_config", "generation_max_length", "generation_num_beams"),
+    "use_liger_kernel",
 }
 
 
@@ -264,11 +247,8 @@ class TrainingSection:
         given |= {name: "no" for name in STRATEGIES if given.get(name) is False}
         if given.get("num_train_epochs") is not None:
             if given.get("max_steps") not in (None, -1):
-                raise UserError(
-                    "training.num_train_epochs is not supported with training.max_steps. Set max_steps to -1, or "
-                    "remove one of them.",
-                    field="training.num_train_epochs",
-                )
+                field = "training.num_train_epochs"
+                raise UserError(f"{field} is not supported with training.max_steps. Remove one of them.", field=field)
             given["max_steps"] = -1
         if given.get("metric_for_best_model") is None:
             given.pop("metric_for_best_model", None)
@@ -276,7 +256,7 @@ class TrainingSection:
         for name, value in values.items():
             entry, place = TRAINING_OPTIONS[name], f"training.{name}"
             if name in NO_EFFECT and value not in (None, False, entry.default):
-                raise UserError(f"{place} has no effect in a recipe: {NO_EFFECT[name]}.", field=place)
+                raise UserError(f"{place} has no effect; use the fields of recipes and options.", field=place)
             if (name, value) != ("max_steps", -1) or values.get("num_train_epochs") is None:  # else epochs decide
                 value = entry.check(value, place)
             values[name] = value.value if isinstance(value, Enum) else value

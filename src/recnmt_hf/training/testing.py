@@ -1,18 +1,27 @@
-"""Test sets: scores and translations of a finished model, saved in its folder."""
+"""Evaluations during training, and test sets: scores and translations of a finished model, saved in its folder."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+
 from .._plain_text import on_one_line
+from ..data.tags import split_tags
 from ..data.text import read_lines, write_lines
-from ..errors import MissingFileError, UserError
+from ..data.trees import sentences_of_columns
+from ..errors import UserError
+from ..inference.backends.torch_model import TorchBackend
 from ..inference.options import DecodingOptions
 from ..inference.translator import Translator
+from ..metrics.bleu import MetricScore
 from .evidence import TRANSLATIONS, Evidence, TestScore, refuse_links, sum_of_lines
 from .metrics import TextScorer
 
@@ -22,13 +31,6 @@ OF_BEAMS = ("beams", "num_hypotheses", "alignments", "on_long", "generate")
 # Decoding options that every score records.
 ALWAYS = ("beams", "length_penalty_type", "length_penalty")
 SAMPLES = 1000
-
-
-def recorded_options(options: DecodingOptions) -> dict[str, Any]:
-    """Return beams and penalty, and all options that are not the default."""
-    default, names = DecodingOptions(), [entry.name for entry in fields(options)]
-    changed = {name for name in names if getattr(options, name) != getattr(default, name)}
-    return {name: getattr(options, name) for name in names if name in changed.union(ALWAYS)}
 
 
 def validation_options(decoding: Mapping[str, Any], beams: int) -> DecodingOptions:
@@ -53,9 +55,8 @@ def translate_segments(
     warn_short: bool = False,
 ) -> list[str]:
     """
-    Return the translations of a validation or test set, one line each. Each source is one segment; splitting it would
-    make scores incomparable. Translations begin with their prefix, which is not part of the text if it is a tag.
-    `languages` are the codes of source and target of each segment, or empty for a model without tokens of languages.
+    Return the translations of a validation or test set, one line each. Sources are not split, which would make scores
+    incomparable. Each segment has a prefix, and the codes of its languages if the model has tokens of languages.
     """
     texts = [""] * len(sources)
     for codes in dict.fromkeys(languages):
@@ -87,9 +88,9 @@ def test_model(
 ) -> tuple[TestScore, list[str], str]:
     """
     Translate and score a test set with one or several sets of references. Return the score with `dataset` (its corpora,
-    as in recipes), the translations, and a line with the score. [`add_score`] saves both; `language` is the suffix of
-    the file of translations. `prefixes` and `languages` are those of [`translate_segments`].
+    as in recipes), the translations, and a line with the score. `language` is the suffix of the file of translations.
     """
+    default = DecodingOptions()
     prefixes, languages = prefixes or [""] * len(sources), languages or [()] * len(sources)
     texts = translate_segments(translator, sources, prefixes, languages, options, scorer.metric != "rouge")
     scores = scorer.scores(texts, references)
@@ -101,7 +102,11 @@ def test_model(
             sentences=len(sources),
             source_sha256=sum_of_lines(sources),
             reference_sha256=sum_of_lines(chain(*references)),
-            decoding=recorded_options(options),
+            decoding={
+                entry.name: value
+                for entry in fields(options)
+                if (value := getattr(options, entry.name)) != getattr(default, entry.name) or entry.name in ALWAYS
+            },
             translations=f"{TRANSLATIONS}/{name}.{language}",
             dataset=[dict(corpus) for corpus in dataset],
             references=len(references),
@@ -129,22 +134,68 @@ def compare_with_baseline(
     name: str,
     scorer: TextScorer,
 ) -> None:
-    """
-    Add to a score its difference from that of another model, called `name`, on the same test set. `UserError` if the
-    evidence in the folder `baseline` has no such score.
-    """
-    known = {test.name: test for test in Evidence.load(baseline).tests}
-    if score.name not in known:
-        names = ", ".join(known) or "none"
-        raise UserError(f"{baseline} has no translations of {score.name}, only of {names}.", field=baseline)
-    other = known[score.name]
-    if (other.source_sha256, other.reference_sha256) != (score.source_sha256, score.reference_sha256):
-        raise UserError(f"{baseline} was tested on other sentences under the name {score.name}.", field=baseline)
-    path = baseline / other.translations
-    if not path.is_file():
-        raise MissingFileError(f"{path} is missing. Test {baseline} again.", field=path)
-    baseline_texts = list(read_lines(path))
+    """Add to a score that of another model, in the folder `baseline` and called `name`, on the same test set."""
+    other = next((test for test in Evidence.load(baseline).tests if test.name == score.name), None)
+    sums = score.source_sha256, score.reference_sha256
+    if other is None or (other.source_sha256, other.reference_sha256) != sums:
+        raise UserError(f"{baseline} has no translations of {score.name} with the same sentences.", field=baseline)
+    baseline_texts = list(read_lines(baseline / other.translations))
     scores = scorer.scores(baseline_texts, references)  # the stored ones may be of another tokenizer
     score.baseline, score.baseline_scores = name, {kind: own.score for kind, own in scores.items()}
     score.p_value = scorer.compare(baseline_texts, texts, references, SAMPLES).p_value
     score.test = f"approximate randomization, {SAMPLES} samples"
+
+
+# -- during training ---------------------------------------------------------------------------------------------------
+
+
+def evaluate(trainer: Any, dataset: Dataset) -> dict[str, float]:
+    """Return loss, perplexity and, if the dataset has its text, the scores of generated text."""
+    model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
+    model.eval()
+    loss = token_loss(trainer, model, dataset)
+    metrics = {"loss": loss, "perplexity": math.exp(min(loss, 50.0))}
+    if trainer.args.bleu_samples > 0 and "target" in dataset.column_names:
+        metrics |= {name: score.score for name, score in sample_scores(trainer, dataset).items()}
+    return metrics
+
+
+@torch.no_grad()
+def token_loss(trainer: Any, model: torch.nn.Module, dataset: Dataset) -> float:
+    """Return the mean negative log-likelihood of a target token, unsmoothed."""
+    rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
+    # The sum needs float64, which not every device has.
+    device = torch.device("cpu") if trainer.args.device.type == "mps" else trainer.args.device
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    # Every process takes every world-th batch, and for sharding as many as the others.
+    batches = list(trainer.get_eval_dataloader(dataset))
+    rounds = math.ceil(len(batches) / world)
+    for turn in range(rounds):
+        index = turn * world + rank
+        inputs = trainer._prepare_inputs(batches[min(index, len(batches) - 1)])
+        tokens = (inputs["labels"] != -100).sum()
+        settings = {"return_logits": False} if trainer.smooths_itself else {}
+        with trainer.compute_loss_context_manager():
+            loss = model(**inputs, **settings).loss  # a mean over the batch's tokens
+        if index < len(batches):
+            total += torch.stack([loss * tokens, tokens.to(loss.dtype)]).to(device).double()
+    total = trainer.accelerator.reduce(total, reduction="sum")
+    return (total[0] / total[1]).item()
+
+
+def sample_scores(trainer: Any, dataset: Dataset) -> dict[str, MetricScore]:
+    """Return BLEU or ROUGE of the first `bleu_samples` sentences, distributed over the processes."""
+    sample = dataset.select(range(min(trainer.args.bleu_samples, len(dataset))))
+    rank, world = trainer.accelerator.process_index, trainer.accelerator.num_processes
+    own = list(range(rank, len(sample), world))
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    translator = Translator.from_backend(TorchBackend(model, trainer.tokenizers, check=False))
+    sources = sentences_of_columns(sample["source"][:], sample[:])
+    tags, references = zip(*(split_tags(text, trainer.tokenizers.target) for text in sample["target"][:]), strict=True)
+    codes = [sample[name][:] for name in ("source_lang", "target_lang") if name in sample.column_names]
+    languages: Any = list(zip(*codes, strict=True)) or [()] * len(sample)
+    texts, prefixes, codes = ([column[i] for i in own] for column in (sources, tags, languages))
+    translations = translate_segments(translator, texts, prefixes, codes, trainer.validation_options)
+    pairs = list(zip(own, translations, strict=True))
+    pairs = sorted(gather_object(pairs)) if world > 1 else pairs
+    return trainer.args.scorer.scores([text for _, text in pairs], references)

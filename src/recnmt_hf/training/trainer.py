@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from datasets import Dataset
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PreTrainedModel, PreTrainedTokenizerBase, Seq2SeqTrainer
@@ -36,10 +37,9 @@ from .checkpoints import (
     steps_of,
 )
 from .collator import check_prepared, collator_of, in_order_of_data, smooths_itself
-from .evaluation import evaluate
 from .guided_alignment import AlignmentGuide, GuidedAlignment, check_checkpointing
 from .processes import logger
-from .testing import validation_options
+from .testing import evaluate, validation_options
 
 
 # Schedules that follow the metric of the evaluations.
@@ -74,8 +74,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         bpe_dropout (`float`, *optional*, defaults to 0.0): Probability of leaving out a merge of a word in training
             ([`~recnmt_hf.data.bpe_dropout.Resegmenter`]). Batches are formed by the lengths without dropout.
         guided_alignment ([`~recnmt_hf.training.guided_alignment.GuidedAlignment`], *optional*): Train a head of the
-            cross-attention on the links of `train_dataset`, prepared from corpora with `alignments`. The log has their
-            unweighted loss per linked target token as `alignment_loss`; `loss` includes it with its weight.
+            cross-attention on the links of `train_dataset`. The log has their unweighted loss per linked target token
+            as `alignment_loss`; `loss` includes it with its weight.
         **kwargs: As for `Seq2SeqTrainer`.
 
     Raises:
@@ -120,11 +120,11 @@ class TranslationTrainer(Seq2SeqTrainer):
             args.use_cache = cast("PreTrainedModel", model).config.use_cache
         self.tokenizers = TokenizerPair(tokenizer, target_tokenizer, relations)
         self.tokenizers.check_padding(getattr(getattr(model, "config", None), "pad_token_id", None))
+        self.data_seed = args.seed if args.data_seed is None else args.data_seed
         self.reads_trees = tree_options(getattr(model, "config", None)) is not None
         # transformers' own models need the decoder's input where the Trainer smooths labels.
         kwargs.setdefault("data_collator", collator_of(self.tokenizers, model))
-        # Before the callbacks that print.
-        kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), TimeLeft()]
+        kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), TimeLeft()]  # before the callbacks that print
         super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
         if args.optimizer == "adadelta" and self.optimizer is None:
             # An argument of Trainer that Seq2SeqTrainer does not take. transformers has no Adadelta (Zeiler, 2012).
@@ -145,8 +145,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.resegmented: ResegmentedDataset | None = None  # the training data, with BPE dropout
         self.loss_is_finite: torch.Tensor | None = None
         self.steps_before = 0  # of an earlier process
-        self.output_means = OutputMeans(getattr(model, "logged_outputs", ()))
-        self.has_warned = False
+        self.output_means = OutputMeans(model)
         self.moving_average: MovingAverage | None = None
         if args.ema_decay is not None:
             if self.is_fsdp_enabled or self.is_deepspeed_enabled:
@@ -166,8 +165,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             squared = PAIRS_PER_TOKEN * self.args.max_tokens
         limits = BatchLimits(self.args.max_tokens, self.args.max_sentences, squared or None)
         processes = self.accelerator.num_processes if shuffle else 1
-        seed = self.args.data_seed if self.args.data_seed is not None else self.args.seed
-        settings: dict[str, Any] = {"num_processes": processes, "seed": seed, "shuffle": shuffle}
+        settings: dict[str, Any] = {"num_processes": processes, "seed": self.data_seed, "shuffle": shuffle}
         if isinstance(dataset, ShardedDataset):
             return PooledBatchSampler(dataset, limits, **settings)
         source, target = (dataset[f"{side}_length"][:] for side in ("source", "target"))
@@ -185,12 +183,9 @@ class TranslationTrainer(Seq2SeqTrainer):
             columns = columns.with_format(None)  # lists are collated fastest
         if training and self.bpe_dropout > 0:
             source, target = self.tokenizers
-            columns = self.resegmented = ResegmentedDataset(
-                columns,
-                (Resegmenter(source, self.bpe_dropout), Resegmenter(target, self.bpe_dropout)),
-                seed=self.args.data_seed if self.args.data_seed is not None else self.args.seed,
-                longest=getattr(self.model.config, "max_position_embeddings", None),
-            )
+            resegmenters = Resegmenter(source, self.bpe_dropout), Resegmenter(target, self.bpe_dropout)
+            longest = getattr(self.model.config, "max_position_embeddings", None)
+            columns = self.resegmented = ResegmentedDataset(columns, resegmenters, seed=self.data_seed, longest=longest)
             columns.check()
         return DataLoader(
             columns,
@@ -206,11 +201,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         # The sampler gives all processes equally many batches. accelerate before 1.14 could not fill up a last round,
         # because these batches have no fixed size.
         self.accelerator.even_batches = False
-        loader = self.loader(self.train_dataset, self.train_sampler, training=True)
-        try:
-            return self.accelerator.prepare(loader)
-        finally:
-            self.accelerator.even_batches = True
+        loader = self.accelerator.prepare(self.loader(self.train_dataset, self.train_sampler, training=True))
+        self.accelerator.even_batches = True
+        return loader
 
     def updates_of(self, sampler: Any) -> int:
         """Return the number of steps of an epoch."""
@@ -236,9 +229,8 @@ class TranslationTrainer(Seq2SeqTrainer):
             group.setdefault("initial_lr", group["lr"])  # other schedulers than torch's own need it to be resumed
         warmup = round(min(self.args.get_warmup_steps(num_training_steps), 2 / (1 - self.args.adam_beta2)))
         if is_new and self.baseline is not None and warmup > 0 and isinstance(scheduler, LambdaLR):
-            scheduler.lr_lambdas = [
-                partial(warmed_up, schedule, self.first_step, warmup) for schedule in scheduler.lr_lambdas
-            ]
+            schedules = scheduler.lr_lambdas
+            scheduler.lr_lambdas = [partial(warmed_up, schedule, self.first_step, warmup) for schedule in schedules]
         return scheduler
 
     # -- loss --------------------------------------------------------------------------------------------------------
@@ -271,22 +263,13 @@ class TranslationTrainer(Seq2SeqTrainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer, with the means of the model's `logged_outputs` and of the alignment loss."""
         if "loss" in logs:
-            means = self.output_means.take(self.accelerator)
-            logs |= {f"mean_{name}": value for name, value in means.items()}
-            check: Any = getattr(self.model, "training_warning", None)
-            warning = check(means) if means and check is not None and not self.has_warned else None
-            if warning is not None and self.is_world_process_zero():
-                logger.warning(f"Warning: {warning}.")
-            self.has_warned = self.has_warned or warning is not None
+            logs |= self.output_means.take(self.accelerator)
             if self.alignment_guide is not None:
                 logs |= self.alignment_guide.take_loss(self.accelerator)
         super().log(logs, *args, **kwargs)
 
     def check_finite(self, with_weights: bool = False) -> None:
-        """
-        Raise `NonFiniteLossError` if the loss of any process was not finite, or with `with_weights` a parameter, which
-        a finite loss does not exclude.
-        """
+        """Raise `NonFiniteLossError` if the loss of any process, or with `with_weights` a parameter, is not finite."""
         flags = [] if self.loss_is_finite is None else [self.loss_is_finite]
         if with_weights:  # every process checks its own part of sharded parameters
             weights = map(torch.Tensor.detach, self.model.parameters())
@@ -308,20 +291,16 @@ class TranslationTrainer(Seq2SeqTrainer):
         """Return a context in which the model has its moving average, if it has one."""
         return nullcontext() if self.moving_average is None else self.moving_average.applied()
 
-    def evaluation_loop(
-        self, dataloader: Any, description: str, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
-    ) -> EvalLoopOutput:
+    def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self.use_trained_weights()
         with self.averaged_weights():
             if description == "Evaluation" and not self.args.predict_with_generate and self.compute_metrics is None:
-                dataset = self.evaluated_dataset
-                metrics = {f"{metric_key_prefix}_{name}": value for name, value in evaluate(self, dataset).items()}
+                dataset, prefix = self.evaluated_dataset, kwargs.get("metric_key_prefix", "eval")
+                metrics = {f"{prefix}_{name}": value for name, value in evaluate(self, dataset).items()}
                 predictions: Any = None  # as in transformers' own loop, against its type
                 return EvalLoopOutput(predictions, label_ids=None, metrics=metrics, num_samples=len(dataset))
             self.gather_function = lambda values: values  # every process reads all batches
-            output = super().evaluation_loop(
-                dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs
-            )
+            output = super().evaluation_loop(dataloader, description, *args, **kwargs)
         if description == "Prediction" and self.args.eval_do_concat_batches:
             return in_order_of_data(output, dataloader.batch_sampler)
         return output
@@ -368,17 +347,15 @@ class TranslationTrainer(Seq2SeqTrainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if self.baseline == Path(resume_from_checkpoint):
             return  # the model has its parameters
-        if not getattr(self.accelerator, "is_fsdp2", False):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-            if self.moving_average is not None:
-                self.moving_average.resume(Path(resume_from_checkpoint))
+        if getattr(self.accelerator, "is_fsdp2", False):
+            # accelerate's own loading fails for embeddings that source and target share.
+            weights: dict[str, Any] = read_safetensors(resume_from_checkpoint) if self.is_world_process_zero() else {}
+            options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+            set_model_state_dict(self.model_wrapped if model is None else model, weights, options=options)
             return
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-        # accelerate's own loading fails for embeddings that source and target share.
-        weights: dict[str, Any] = read_safetensors(resume_from_checkpoint) if self.is_world_process_zero() else {}
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-        set_model_state_dict(self.model_wrapped if model is None else model, weights, options=options)
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.moving_average is not None:
+            self.moving_average.resume(Path(resume_from_checkpoint))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load optimizer and scheduler as the Trainer does, but keep the learning rate of the new run."""
@@ -408,10 +385,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
     def _load_callback_state(self) -> None:
-        """
-        Load the states of callbacks as the Trainer does, but keep the patience of the new run. Callbacks that the
-        checkpoint does not know, such as early stopping of a second stage, get a state too, which the Trainer requires.
-        """
+        """Load the states of callbacks, but keep the new patience. Callbacks without one get a state of their own."""
         callbacks = self.callback_handler.callbacks
         patience = [each.early_stopping_patience for each in callbacks if isinstance(each, EarlyStoppingCallback)]
         super()._load_callback_state()
