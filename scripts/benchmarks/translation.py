@@ -47,8 +47,8 @@ from recnmt_hf.data.text import read_lines
 from recnmt_hf.errors import UserError, short_repr
 from recnmt_hf.hub.card import markdown_table
 from recnmt_hf.inference.backends import torch_model
-from recnmt_hf.inference.backends.export_settings import ENGINE_SETTINGS, is_export
 from recnmt_hf.inference.devices import keep_freed_memory
+from recnmt_hf.inference.model_settings import ENGINE_SETTINGS, is_export
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.translator import Translator
 from recnmt_hf.metrics.bleu import chrf_score, sacrebleu_score

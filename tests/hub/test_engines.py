@@ -178,18 +178,3 @@ def test_what_the_engine_cannot_do(corpus, tokenizer, tmp_path, capsys):
     (tmp_path / "engine/recnmt_engine.json").write_text("{")
     with pytest.raises(recnmt_hf.UserError, match=r"recnmt_engine\.json"):
         recnmt_hf.Translator.from_pretrained(tmp_path / "engine")
-
-
-def test_devices_have_numbers(corpus, tokenizer, tmp_path, monkeypatch):
-    folder = saved(tmp_path / "model", corpus, tokenizer)
-    assert main(["convert", str(folder), "-o", str(tmp_path / "engine"), "--to", "ctranslate2"]) == 0
-    calls, load = [], ctranslate2.Translator
-
-    def recorded(*args, device, device_index, **kwargs):
-        calls.append((device, device_index))
-        return load(*args, device="cpu", **kwargs)
-
-    monkeypatch.setattr(ctranslate2, "Translator", recorded)
-    for device in ("cuda:3", "cuda", "cpu", None):
-        recnmt_hf.Translator.from_pretrained(tmp_path / "engine", device=device)
-    assert calls == [("cuda", 3), ("cuda", 0), ("cpu", 0), ("cpu", 0)]

@@ -152,10 +152,7 @@ def test_what_the_graphs_cannot_do(exported, tokenizer, tmp_path, capsys):
     with pytest.raises(recnmt_hf.UserError, match=str(graphs)):
         recnmt_hf.Translator.from_pretrained(graphs, quantization="int8")
     words = ["convert", str(model), "-o", str(tmp_path / "out"), "--to", "onnx"]
-    assert (
-        main([*words, "--quantization", "int8"]) == 2
-        and "Use float32; ONNX graphs are quantized" in capsys.readouterr().err
-    )
+    assert main([*words, "--quantization", "int8"]) == 2 and "--quantization" in capsys.readouterr().err
     (graphs / "encoder_model.onnx").write_bytes(b"no graph")
     with pytest.raises(Exception, match=r"encoder_model\.onnx"):
         recnmt_hf.Translator.from_pretrained(graphs)
@@ -193,7 +190,7 @@ def test_another_model_is_refused(tokenizer, tmp_path, capsys):
     MarianMTModel(MarianConfig(**sizes, **heads, **ids)).save_pretrained(tmp_path / "marian")
     tokenizer.save_pretrained(tmp_path / "marian")
     assert main(["convert", str(tmp_path / "marian"), "-o", str(tmp_path / "out"), "--to", "onnx"]) == 2
-    assert "Import a MarianMT model with `recnmt" in capsys.readouterr().err
+    assert "import it without --to" in capsys.readouterr().err
 
 
 def test_models_that_draw_samples_are_rejected(tokenizer, tmp_path, capsys):

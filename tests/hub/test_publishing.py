@@ -1,7 +1,5 @@
 """Publishing: what is uploaded and what is not, to a server that speaks the Hub's own words; loading from there."""
 
-import copy
-import dataclasses
 import json
 import os
 import shlex
@@ -9,7 +7,6 @@ import shutil
 import subprocess
 import textwrap
 import threading
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,14 +18,13 @@ from huggingface_hub import ModelCard
 from loopback_hub import loopback_hub
 from other_processes import other_process
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, GenerationConfig
 from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.hub import card as card_module
-from recnmt_hf.hub.card import paper_table, run_isolated, write_card
+from recnmt_hf.hub.card import run_isolated, write_card
 from recnmt_hf.hub.publishing import (
     ALLOWED,
     check_contents,
@@ -41,7 +37,7 @@ from recnmt_hf.hub.publishing import (
 )
 from recnmt_hf.inference.results import Hypothesis, Translation
 from recnmt_hf.training.checkpoints import faults_of
-from recnmt_hf.training.evidence import Evidence, TestScore, average_of, sum_of_lines
+from recnmt_hf.training.evidence import Evidence, TestScore, sum_of_lines
 from recnmt_hf.training.testing import add_score
 
 
@@ -110,13 +106,9 @@ def test_the_card_says_what_is_known(repository_folder):
     for words in (
         'name = "tester/model"',
         "Translates English to German: GRET of",
-        "trust_remote_code=True",
-        "60 sentence pairs, 10 for validation",
         "Beam 2, log-probability divided by ((5 + length) / 6)^0.7",
         "28.46 (p < .05) | +1.26",
         "| step | validation loss |",
-        "seed 1",
-        "Weng et al., 2020",
     ):
         assert words in card.text, words
     # What the code in the card prints is what it printed.
@@ -126,15 +118,6 @@ def test_the_card_says_what_is_known(repository_folder):
     code = code.replace("tester/model", str(repository_folder))
     exec(code, {"print": lambda text: printed.append(text)})
     assert printed == [said]
-
-
-def test_columns_of_which_nothing_is_known_are_left_out(repository_folder):
-    evidence = Evidence.load(repository_folder)
-    heads = {
-        family: paper_table(FAMILIES[family].tables, evidence).splitlines()[0] for family in ("nmt_transformer", "gret")
-    }
-    assert heads["nmt_transformer"] == "| task | size | metric | the paper's |"
-    assert heads["gret"] == "| task | size | metric | baseline | the paper's | difference |"
 
 
 TRANSLATES = """
@@ -166,7 +149,6 @@ def test_every_family_loads_where_the_package_is_absent(model_type, tokenizer, t
 
 
 TUNED = """
-    import pickle
     import torch
     from transformers import AutoModelForSeq2SeqLM
     model = AutoModelForSeq2SeqLM.from_pretrained({name!r}, trust_remote_code=True, device_map="auto").float()
@@ -174,9 +156,6 @@ TUNED = """
     torch.optim.SGD(model.parameters(), 0.1).step()
     model.save_pretrained("tuned")
     again = AutoModelForSeq2SeqLM.from_pretrained("tuned", trust_remote_code=True)
-    with torch.no_grad():
-        outputs = again(input_ids=torch.tensor([[5, 6, 2]]), labels=torch.tensor([[7, 2]]))
-    assert torch.equal(pickle.loads(pickle.dumps(outputs)).logits, outputs.logits)
     own, other = model.state_dict(), again.state_dict()
     found = [all(torch.equal(own[name], other[name]) for name in own), next(iter(own)), again.config.auto_map]
 """
@@ -209,17 +188,6 @@ UPLOAD = """
     from recnmt_hf.models.user_errors import UserError
     try:
         found = upload({folder!r}, Destination(**{to!r}))
-    except UserError as error:
-        found = str(error)
-"""
-
-
-UNREACHABLE = """
-    from recnmt_hf.hub import publishing
-    from recnmt_hf.models.user_errors import UserError
-    own, publishing.HfApi = publishing.HfApi, lambda token: own(token=token, endpoint="http://127.0.0.1:9")
-    try:
-        found = publishing.upload({folder!r}, publishing.Destination("tester/model"))
     except UserError as error:
         found = str(error)
 """
@@ -299,45 +267,6 @@ def test_pushing_and_loading_by_name(run_folder, repository_folder, tmp_path):
         assert send("apache-2.0")[0].startswith("tester/model: ")
         hub.refuse = None
         assert send(name="no/such/name")[0].startswith("no/such/name: ")
-        assert publisher(UNREACHABLE.format(folder=str(folder)), tmp_path).startswith("tester/model: ")
-
-
-def test_dry_run_and_card(run_folder, tmp_path, capsys):
-    from recnmt_hf.commands.main import main
-
-    notes = tmp_path / "notes.md"
-    text = "## Why\n\nBecause:\n\n- a\n  - b\n\n```python\nfor x in y:\n    print(x)\n```"
-    notes.write_text(f"{text}\n")
-    words = ["publish", str(run_folder / "model"), "tester/model", "--dry-run", "--notes", str(notes)]
-    assert main([*words, "--output", str(tmp_path / "out"), "--sentence", "the dog sleeps ."]) == 0
-    assert "nothing was uploaded" in capsys.readouterr().out
-    card = (tmp_path / "out/README.md").read_text()
-    assert text in card and 'tokenizer(["the dog sleeps ."]' in card
-    assert main([*words, "--output", str(tmp_path / "out")]) == 2
-    assert str(tmp_path / "out") in capsys.readouterr().err
-    assert main(words) == 2
-    assert "requires" in capsys.readouterr().err
-    assert main(["publish", "--card-only", str(run_folder), "--license", "mit"]) == 0
-    card = (run_folder / "model/README.md").read_text()
-    assert "license: mit" in card and f"\n# {run_folder.name}\n" in card
-    for option in ("--name", "--sentence"):
-        assert main(["publish", "--card-only", str(run_folder), option, "half\udcff"]) == 2
-        assert f"{option}" in capsys.readouterr().err
-    odd = shutil.copytree(run_folder / "model", tmp_path / "my model's")
-    assert main(["publish", "--card-only", str(odd)]) == 0
-    command = (odd / "README.md").read_text().partition("| recnmt translate ")[2].partition("\n")[0]
-    assert shlex.split(command) == [str(odd)]
-
-
-def test_a_template_of_the_user(run_folder, tmp_path):
-    template = tmp_path / "template.md"
-    template.write_text(
-        "---\n{{ card_data }}\n---\n# {{ title }}\n{{ score_table }}\n{{ evidence.training.seed }} {{ notes }}"
-    )
-    path = write_card(run_folder, "tester/model", template=template, notes="{{ 1 + 1 }}")
-    card = ModelCard.load(path)
-    assert card.data.pipeline_tag == "translation" and card.text.startswith("# model\n| test set |")
-    assert card.text.endswith("\n1 {{ 1 + 1 }}")
 
 
 def test_a_card_leaves_a_checkpoint_complete(run_folder, tmp_path):
@@ -357,6 +286,26 @@ def test_a_card_is_not_written_through_a_link(run_folder, tmp_path):
     with rejects(field=str(tmp_path / "model/README.md")):
         write_card(tmp_path / "model")
     assert (tmp_path / "own").read_text() == "mine"
+
+
+def test_dry_run_and_card(run_folder, tmp_path, capsys):
+    words = ["publish", str(run_folder / "model"), "tester/model", "--dry-run", "--output", str(tmp_path / "out")]
+    (tmp_path / "notes.md").write_text("## Why\n\n- a\n  - b\n")
+    assert main([*words, "--notes", str(tmp_path / "notes.md"), "--sentence", "the dog sleeps ."]) == 0
+    card = (tmp_path / "out/README.md").read_text()
+    assert "## Why\n\n- a\n  - b" in card and 'tokenizer(["the dog sleeps ."]' in card
+    assert main(words) == 2 and str(tmp_path / "out") in capsys.readouterr().err
+    odd = shutil.copytree(run_folder / "model", tmp_path / "my model's")
+    evidence = Evidence.load(odd)
+    evidence.tests[0].scores, evidence.tests[0].references = {"rouge1": 40.0}, 2
+    evidence.languages = ["zh-CN", "zh-CN"]
+    evidence.save(odd)
+    assert main(["publish", "--card-only", str(odd), "--license", "mit"]) == 0
+    card = ModelCard.load(odd / "README.md")
+    command = card.text.partition("| recnmt translate ")[2].partition("\n")[0]
+    assert shlex.split(command) == [str(odd)] and card.data.license == "mit"
+    assert "Summarizes texts in Chinese: " in card.text and "(2 references)" in card.text
+    assert card.data.pipeline_tag == card.data.eval_results[0].task_type == "summarization"
 
 
 EVIL = """
@@ -403,38 +352,27 @@ def test_the_code_of_cards_runs_in_isolation(tmp_path, monkeypatch):
     """Without recnmt_hf, access tokens and other secrets, modules of the working folder, and for a limited time."""
     (tmp_path / "json.py").write_text("raise SystemExit('a module of the working folder')")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in ("HF_TOKEN", "HF_HOME", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "secret")
     seen = json.loads(run_isolated("import json, os\nprint(json.dumps(dict(os.environ)))"))
-    assert "secret" not in json.dumps(seen) and seen["HF_HOME"] != str(tmp_path) and seen["HF_HUB_OFFLINE"] == "1"
-    assert seen["PATH"] == os.environ["PATH"] and seen["OMP_NUM_THREADS"] == "1"
+    assert "secret" not in json.dumps(seen) and seen["HF_HUB_OFFLINE"] == "1" and seen["PATH"] == os.environ["PATH"]
     assert run_isolated("print('Größe', '你好')") == "Größe 你好"
-    with rejects("The code of the card fails") as caught:
+    with rejects("ImportError: recnmt_hf is not installed here"):
         run_isolated("import recnmt_hf")
-    assert "ImportError: recnmt_hf is not installed here" in str(caught.value)
     monkeypatch.setattr(card_module, "TIME_LIMIT", 0.5)
     with pytest.raises(subprocess.TimeoutExpired):
         run_isolated("import time\ntime.sleep(60)")
 
 
-def test_the_card_of_a_model_that_summarizes(run_folder, tmp_path):
-    """Where source and target are of one language, measured by ROUGE; languages of unknown codes keep these."""
-    shutil.copytree(run_folder / "model", tmp_path / "model")
-    evidence = Evidence.load(tmp_path / "model")
-    evidence.tests[0].scores = {"rouge1": 40.0}
-    evidence.languages = ["zh-CN", "zh-CN"]
-    evidence.save(tmp_path / "model")
-    card = ModelCard.load(write_card(tmp_path / "model", "tester/model"))
-    assert card.data.pipeline_tag == "summarization" and card.data.tags[0] == "summarization"
-    assert card.data.eval_results[0].task_type == "summarization" and card.data.eval_results[0].metric_type == "rouge"
-    for words in ("Summarizes texts in Chinese: ", "60 text pairs, 10 for", "A research model for summarization"):
-        assert words in card.text, words
-    evidence.languages = ["xx", "de_AT"]
-    evidence.save(tmp_path / "model")
-    card = ModelCard.load(write_card(tmp_path / "model", "tester/model"))
-    assert "Translates xx to German: " in card.text and card.data.pipeline_tag == "translation"
+def test_contents_are_checked_again(tmp_path):
+    for name in ("model.bin", "translations/a/b.de", "../x", "runs/log.txt", "model.safetensors.pt"):
+        assert not is_allowed(name)
+    (tmp_path / "README.md").write_text("a card")
+    check_contents(tmp_path)
+    (tmp_path / "config.json").symlink_to("/etc/passwd")
+    with rejects(field="config.json"):
+        check_contents(tmp_path)
+    assert not any(pattern.startswith("*") and pattern != "*.py" for pattern in ALLOWED)
 
 
 @pytest.mark.parametrize(
@@ -543,25 +481,15 @@ def test_a_published_recipe_is_that_of_the_run(run_folder, repository_folder):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("data/train.en", "data/train.en"),
         ("./data/../data/train.en", "./data/../data/train.en"),
-        ("Helsinki-NLP/opus-mt", "Helsinki-NLP/opus-mt"),
-        ("and / or", "and / or"),
+        ("Helsinki-NLP/opus-mt and / or", "Helsinki-NLP/opus-mt and / or"),
         ("https://example.org/a/../b", "https://example.org/a/../b"),
         ("hf://datasets/a/b and /home/me/a.en", "hf://datasets/a/b and a.en"),
         ("/home/me/my data/a.en", "a.en"),
-        ("/home/me/", "me"),
-        ("~/a.en", "a.en"),
         ("~me/x/a.en", "a.en"),
-        ("../a.en", "a.en"),
-        ("./../w/../../me/a.en", "a.en"),
-        ("x/../../me/a.en", "a.en"),
-        ("x/../../", ".."),
         ("./x/../..//home/me/../a.en", "a.en"),
-        ("//home/me/a.en", "a.en"),
         ("path=/home/me/a.json,other=x/../../me/b", "path=a.json,other=b"),
         ("read '/home/me/a b' (see ./../me/c)", "read 'a b' (see c)"),
-        ("file:///home/me/a.en", "file:a.en"),
         ("FILE://localhost/home/me/a.en", "FILE:a.en"),
         ("csv:/home/me/a.csv", "csv:a.csv"),
     ],
@@ -578,59 +506,13 @@ def test_places_of_this_machine_shrink_to_names(text, expected):
 @pytest.mark.parametrize(
     "text",
     [
-        "TOKEN",
-        'token="TOKEN"',
-        "_TOKEN",
-        "my_TOKEN",
-        json.dumps("a line\nTOKEN"),
-        json.dumps("a tab\tTOKEN"),
-        json.dumps(json.dumps("a line\nTOKEN")),
-        "TOKEN".replace("TOKEN", "\\u0068f_" + "a" * 34),
-        "\\x68f_" + "a" * 34,
-        "hf\\_" + "a" * 34,
-        "hf_oauth_" + "a" * 34,
+        *("TOKEN", 'token="TOKEN"', "_TOKEN", json.dumps("a line\nTOKEN"), json.dumps(json.dumps("a line\nTOKEN"))),
+        *(start + "a" * 34 for start in ("\\u0068f_", "\\x68f_", "hf\\_", "hf_oauth_")),
     ],
 )
 def test_tokens_are_found_behind_whatever_stands_before_them(text):
     assert contains_token(text.replace("TOKEN", "hf_" + "aB3" * 11).encode() + b"\xff")
-
-
-@pytest.mark.parametrize("text", ["hf_short", "half_" + "a" * 34, "shf_" + "a" * 34, "hf_hub_download", "\\" * 1000])
-def test_other_words_are_no_tokens(text):
-    assert not contains_token(text.encode())
-
-
-def test_pickle_is_never_read(run_folder, tmp_path):
-    """By none of what loads models."""
-    folder = tmp_path / "model"
-    shutil.copytree(run_folder / "model", folder)
-    pickled(folder)
-    for load in (
-        recnmt_hf.Translator.from_pretrained,
-        recnmt_hf.from_marian,
-        lambda place: recnmt_hf.average_checkpoints([place], tmp_path / "mean"),
-        recnmt_hf.GRETForConditionalGeneration(recnmt_hf.GRETConfig.from_preset("tiny")).init_from_baseline,
-    ):
-        with pytest.raises(recnmt_hf.UserError):
-            load(folder)
-    assert not (folder / "harm").exists()
-
-
-def test_contents_are_checked_again(tmp_path):
-    for name in ("model.bin", "translations/a/b.de", "../x", "runs/log.txt", "model.safetensors.pt"):
-        assert not is_allowed(name)
-    for name in ("sentencepiece.bpe.model", "spiece.model", "target_tokenizer/sentencepiece.bpe.model"):
-        assert is_allowed(name)
-    (tmp_path / "README.md").write_text("a card")
-    check_contents(tmp_path)
-    (tmp_path / "optimizer.pt").write_text("")
-    with rejects(field="optimizer.pt"):
-        check_contents(tmp_path)
-    (tmp_path / "optimizer.pt").unlink()
-    (tmp_path / "config.json").symlink_to("/etc/passwd")
-    with rejects(field="config.json"):
-        check_contents(tmp_path)
-    assert not any(pattern.startswith("*") and pattern != "*.py" for pattern in ALLOWED)
+    assert not any(contains_token(other.encode()) for other in ("hf_short", "half_" + "a" * 34, "\\" * 1000))
 
 
 def test_scores_of_later_tests_join_the_card(run_folder, tmp_path, capsys):
@@ -654,32 +536,6 @@ def test_scores_of_later_tests_join_the_card(run_folder, tmp_path, capsys):
     references.write_text("anders .\nanders .\n")
     assert main(["test", str(tmp_path / "new"), *words, "--baseline", str(tmp_path / "old")]) == 2
     assert "mine" in capsys.readouterr().err
-
-
-def test_scores_with_several_references(run_folder, tmp_path, capsys):
-    """All are used; the card has their number and the mean over test sets."""
-    shutil.copytree(run_folder / "model", tmp_path / "model")
-    files = [tmp_path / name for name in ("a.en", "a.de0", "a.de1")]
-    for file, text in zip(files, ("the dog sleeps .", "ein Hund schläft .", "der Hund schläft ."), strict=True):
-        file.write_text(f"{text}\n" * 2)
-    for name in ("first", "second"):
-        words = ["--set", name, *map(str, files), "--lowercase"]
-        assert main(["test", str(tmp_path / "model"), *words]) == 0
-    score = Evidence.load(tmp_path / "model").tests[-1]
-    assert (score.references, score.sentences) == (2, 2) and "nrefs:2|" in score.signature
-    assert score.reference_sha256 == sum_of_lines(["ein Hund schläft ."] * 2 + ["der Hund schläft ."] * 2)
-    assert score.dataset == [{"source": "a.en", "target": ["a.de0", "a.de1"]}]
-    assert main(["publish", "--card-only", str(tmp_path / "model")]) == 0
-    assert "| second (2 references) | 2 |" in (tmp_path / "model/README.md").read_text()
-    assert main(["test", str(tmp_path / "model"), "--set", "third", str(files[0])]) == 2
-    assert "Pass a name, a file of sources and at" in capsys.readouterr().err
-    for scores, average in (
-        ([1.0, 3.0], {"bleu": 2.0}),
-        ([1.0], {}),
-    ):
-        tests = [dataclasses.replace(score, scores={"bleu": value}) for value in scores]
-        assert average_of(tests) == average
-    assert average_of([score, dataclasses.replace(score, signature="other")]) == {}
 
 
 def test_two_tests_at_once_keep_both_scores(tmp_path, monkeypatch):
@@ -710,15 +566,6 @@ def test_two_tests_at_once_keep_both_scores(tmp_path, monkeypatch):
     assert sorted(path.name for path in (tmp_path / "translations").iterdir()) == ["one.txt", "two.txt"]
 
 
-def test_evidence_is_refused_where_it_is_none(tmp_path):
-    deep = b'{"recipe": {"data": ' + b"[" * 40 + b"]" * 40 + b"}}"
-    number = b'{"model": {"type": "gret", "parameters": 1' + b"0" * 5000 + b"}}"
-    for content in (b"", b'{"model": {', bytes(range(256)), b"[1]", b"NaN", b"[" * 100_000, deep, number):
-        (tmp_path / "evidence.json").write_bytes(content)
-        with rejects(str(tmp_path / "evidence.json")):
-            Evidence.load(tmp_path)
-
-
 @pytest.mark.parametrize("place", ["evidence.json", "translations", "translations/test.de"])
 def test_nothing_is_written_through_links_of_a_model_folder(tmp_path, place):
     folder, outside = tmp_path / "model", tmp_path / "outside"
@@ -734,85 +581,8 @@ def test_nothing_is_written_through_links_of_a_model_folder(tmp_path, place):
     assert list(outside.iterdir()) == [] if outside.is_dir() else outside.read_text() == "{}"
 
 
-def test_there_may_be_no_evidence(tmp_path):
-    empty = Evidence.load(tmp_path / "nowhere")
-    assert empty.tests == [] and TestScore.__test__ is False
-
-
-# Every entry that a finished run and a test write.
-FULL = {
-    "model": {"type": "gret", "parameters": 1000, "preset": "base"},
-    "languages": ["en", "de"],
-    "recipe": {"data": {"train": [{"dataset": "a/b"}]}, "training": {"max_steps": 5}},
-    "data": {"training_pairs": 5, "validation_pairs": 2},
-    "tokenizer": {"kind": "bpe", "source_symbols": 7, "target_symbols": 7, "joint": True},
-    "training": {
-        **{"steps": 5, "seconds_per_step": 0.5, "seconds": 3, "processes": 2, "hardware": "CPU"},
-        **{"averaged": ["checkpoint-4", "checkpoint-5"], "seed": 1, "tokens_per_second": 900.5, "dtype": "float32"},
-    },
-    "curve": [{"step": 5, "loss": 2.5, "eval_loss": 2.0, "eval_bleu": 1.5}],
-    "versions": {"torch": "2.13"},
-    "base_model": "c/d",
-    "example": "A dog .",
-    "tests": [
-        {
-            **{"name": "a", "scores": {"bleu": 3.5}, "signature": "s", "sentences": 4},
-            **{"source_sha256": "0", "reference_sha256": "1", "translations": "translations/a.de"},
-            "decoding": {"beams": 2, "length_penalty_type": "vaswani", "length_penalty": 0.6},
-            **{"baseline": "b", "baseline_scores": {"bleu": 3.0}, "p_value": 0.5, "test": "bootstrap"},
-            "dataset": [{"dataset": "e/f", "split": "test"}],
-            "references": 4,
-        }
-    ],
-}
-WRONG = [None, True, -1, 1.5, float("nan"), float("inf"), 10**400, "x", "", [], [None], {}, {"a": None}, ...]
-
-
-def places_in(value, place=()):
-    """Where values stand in a tree of lists and mappings."""
-    yield place
-    for key, below in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from places_in(below, (*place, key))
-
-
-def changed(tree, place, value):
-    """A copy of a tree with another value at a place, or (`...`) none."""
-    tree = copy.deepcopy(tree)
-    parent = tree
-    for key in place[:-1]:
-        parent = parent[key]
-    parent[place[-1]] = value
-    if value is ...:
-        del parent[place[-1]]
-    return tree
-
-
-def test_wrong_evidence_is_refused_or_gives_a_card(tiny_folder, tmp_path, monkeypatch):
-    """Every entry replaced by values of every type, or left out: what reads the file ends in a card or a sentence."""
-    from recnmt_hf.analysis import curves
-    from recnmt_hf.hub import card, publishing
-
-    monkeypatch.setattr(card, "run_isolated", lambda code: "said")
-    monkeypatch.setattr(curves, "line_panels", lambda output, panels, axis, **_: None)
-    config = AutoConfig.from_pretrained(tiny_folder)
-    monkeypatch.setattr(card.AutoConfig, "from_pretrained", lambda *_, **__: config)
-    (tmp_path / "config.json").write_text("{}")
-    outcomes = Counter()
-    (tmp_path / "evidence.json").write_text(json.dumps({**FULL, "hardware": "\ud800"}))
-    with pytest.raises(recnmt_hf.UserError, match=r"evidence\.json"):
-        Evidence.load(tmp_path)
-    for place in filter(None, places_in(FULL)):
-        for value in WRONG:
-            (tmp_path / "evidence.json").write_text(json.dumps(changed(FULL, place, value)))
-            try:
-                evidence = Evidence.load(tmp_path)
-                card.card_of_copy(tmp_path, evidence, "user/name")
-                model = SimpleNamespace(generation_config=GenerationConfig())
-                publishing.set_generation(model, evidence)
-                model.generation_config.validate(strict=True)
-                curves.plot_curves({"run": evidence.curve}, tmp_path / "curve.png")
-                outcomes["card"] += 1
-            except recnmt_hf.UserError as error:
-                assert str(tmp_path / "evidence.json") in str(error), (place, value)
-                outcomes["refused"] += 1
-    assert outcomes["card"] > 100 and outcomes["refused"] > 300
+def test_damaged_evidence_is_rejected(tmp_path):
+    for content in (b"", b'{"model": {', bytes(range(256)), b"[1]", b"[" * 100_000, b'{"tests": [{"scores": 1}]}'):
+        (tmp_path / "evidence.json").write_bytes(content)
+        with rejects(str(tmp_path / "evidence.json")):
+            Evidence.load(tmp_path)

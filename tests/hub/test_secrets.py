@@ -7,7 +7,6 @@ import threading
 import traceback
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 import pytest
@@ -217,9 +216,3 @@ def test_chained_links_hide_folders():
         assert Evidence(recipe={"data": {"train": [{"source": text}]}}).recipe["data"]["train"] == [
             {"source": expected}
         ]
-
-
-def test_the_search_finds_secrets(tmp_path):
-    (tmp_path / "x").write_bytes(b"\xff" + FORMS[1].encode())
-    with pytest.raises(AssertionError):
-        assert_no_secret_in(Path(tmp_path))

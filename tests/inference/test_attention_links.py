@@ -60,13 +60,3 @@ def test_links_between_the_tokens_of_a_padded_batch():
     assert links(({6}, {8})) == [[(0, 1), (2, 2)], [(1, 1)]]
     assert links(({2}, {3}), layer=0) == [[], []]
     assert links_of_tokens(np.array([[0.1, 0.2, 0.7]]), [5, 6, 7], [8], ({2}, {3})) == [(2, 0)]
-
-
-def test_wrong_layers_and_heads():
-    attentions = [torch.rand(2, 4, 3, 5)]
-    for layer in (True, 1.0, -1, "all"):
-        with rejects(field="layer"):
-            choose_attention(attentions, layer)
-    for head in (1.0, "1", -1):
-        with rejects(field="head"):
-            choose_attention(attentions, 0, head)

@@ -139,8 +139,6 @@ def test_models_with_other_tokens_are_rejected(members, corpus, tokenizer, tmp_p
         with rejects("cannot be an ensemble") as refused:
             ensemble_of([members[0], member])
         assert difference in str(refused.value)
-    with rejects("An ensemble needs at least two models,"):
-        ensemble_of(members[:1])
     ensemble = ensemble_of(members[:2])
     with rejects("which gives no alignments or attention"):
         ensemble("The dog sleeps.", alignments=True)

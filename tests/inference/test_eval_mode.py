@@ -10,19 +10,15 @@ from ensembles import ensemble_of
 from named_models import build_model
 
 from recnmt_hf import Translator
-from recnmt_hf.analysis.global_state import global_state, inspect_global_state
-from recnmt_hf.analysis.recurrence import inspect_attention, recurrence_attention
-from recnmt_hf.analysis.recurrent_positions import inspect_positions, recurrent_positions
-from recnmt_hf.analysis.relations import inspect_relations, relation_scores
+from recnmt_hf.analysis.global_state import global_state
+from recnmt_hf.analysis.recurrence import recurrence_attention
+from recnmt_hf.analysis.recurrent_positions import recurrent_positions
+from recnmt_hf.analysis.relations import relation_scores
 from recnmt_hf.analysis.sentences import run_encoder, run_pair
-from recnmt_hf.analysis.syntactic_distance import inspect_tree, syntactic_distances
-from recnmt_hf.data.records import Tokens
+from recnmt_hf.analysis.syntactic_distance import syntactic_distances
 from recnmt_hf.data.text import SentencePair
-from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
 from recnmt_hf.inference.backends.torch_model import eval_mode
-from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.pipeline import TranslationPipeline
-from recnmt_hf.inference.translation_warnings import TranslationWarnings
 from recnmt_hf.inference.word_alignment import align_pairs
 
 
@@ -40,26 +36,6 @@ def ids(translator):
 ENTRIES = {
     "Translator.__call__": ("biarn_transformer", lambda t: t(SOURCES, **SHORT)),
     "Translator.translate": ("rnmt", lambda t: list(t.translate(SOURCES, alignments=True, **SHORT))),
-    "Translator.search": (
-        "gret",
-        lambda t: t.search([t.codec.encode(each, DecodingOptions()) for each in SOURCES], DecodingOptions(beams=1)),
-    ),
-    "Translator.translate_requests": (
-        "gret",
-        lambda t: t.translate_requests(
-            [t.codec.encode(each, DecodingOptions()) for each in SOURCES],
-            DecodingOptions(beams=1),
-            TranslationWarnings(t.tokenizer),
-        ),
-    ),
-    "Translator.rank": (
-        "nmt_transformer",
-        lambda t: t.rank(
-            SearchRequest(ids(t)[0], [Tokens()] * 2, [9, 9], DecodingOptions()),
-            SearchResult([tokens.ids for tokens in ids(t)[1]]),
-            scores=True,
-        ),
-    ),
     "Translator.score": ("onlstm_transformer", lambda t: t.score(SOURCES, TARGETS)),
     "Translator.score_tokens": ("nmt_transformer", lambda t: t.score_tokens(*ids(t))),
     "Translator.align_tokens": ("nmt_transformer", lambda t: t.align_tokens(*ids(t))),
@@ -75,17 +51,9 @@ ENTRIES = {
     "sentences.run_encoder": ("gret", lambda t: run_encoder(t, SOURCES[0])[0].last_hidden_state),
     "sentences.run_pair": ("gret", lambda t: run_pair(t, *PAIRS[0])[0].logits),
     "relations.relation_scores": ("rnmt", lambda t: relation_scores(t, SOURCES[0])),
-    "relations.inspect_relations": ("rnmt", lambda t: inspect_relations(t, SOURCES[0])),
     "recurrence.recurrence_attention": ("biarn_transformer", lambda t: recurrence_attention(t, SOURCES[0])),
     "recurrent_positions.recurrent_positions": ("rpe_transformer", lambda t: recurrent_positions(t, *PAIRS[0])),
     "syntactic_distance.syntactic_distances": ("onlstm_transformer", lambda t: syntactic_distances(t, SOURCES[0])),
-    "global_state.inspect_global_state": ("gret", lambda t: inspect_global_state(t, SOURCES[0], target=TARGETS[0])),
-    "recurrence.inspect_attention": ("biarn_transformer", lambda t: inspect_attention(t, SOURCES[0])),
-    "recurrent_positions.inspect_positions": (
-        "rpe_transformer",
-        lambda t: inspect_positions(t, SOURCES[0], target=TARGETS[0]),
-    ),
-    "syntactic_distance.inspect_tree": ("onlstm_transformer", lambda t: inspect_tree(t, SOURCES[0])),
 }
 
 

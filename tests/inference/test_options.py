@@ -13,7 +13,7 @@ from user_errors import rejects
 from recnmt_hf.data.records import Tokens
 from recnmt_hf.inference import DecodingOptions, PrefixPerSentence, Translator
 from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
-from recnmt_hf.inference.options import GENERATE_VALUES, SET_BY_TRANSLATOR, convert_option_names, decoding_options
+from recnmt_hf.inference.options import SET_BY_TRANSLATOR, convert_option_names, decoding_options
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +53,6 @@ def test_blocked_ngrams_and_penalties(translator, sentences):
         assert [each.log_prob for each in scores] == pytest.approx(
             [each.hypotheses[0].log_prob for each in found], 1e-5
         )
-
-
-def test_allowed_tokens_of_python(translator, sentences):
-    allowed = translator.encode_target("Der Hund schläft .").ids
-    found = translator(sentences, beams=2, generate={"prefix_allowed_tokens_fn": lambda row, ids: allowed})
-    assert {token for each in found for token in each.hypotheses[0].tokens} <= set(allowed)
 
 
 def test_functions_get_the_number_of_the_sentence(translator, sentences):
@@ -136,22 +130,6 @@ def test_long_translations_with_negative_penalties(translator, sentences):
         translator(sentences[:1], length_penalty=-6)
 
 
-def test_errors_of_decoding_name_the_settings(translator, sentences):
-    for settings in ({"guidance_scale": 1.5}, {"bad_words_ids": [[10**6]]}, {"forced_eos_token_id": [2, 10**6]}):
-        with pytest.raises(Exception) as failed:
-            translator(sentences[:1], generate=settings)
-        assert failed.value.__notes__ == [f"Decoding with generate={settings}"]
-
-
-def test_stop_strings_and_shortest_translations(translator, sentences):
-    assert all(
-        len(each.hypotheses[0].tokens) > 9
-        for each in translator(sentences, beams=1, generate={"min_new_tokens": 9}, max_length_extra=9)
-    )
-    stopped = translator(sentences[:1], beams=1, generate={"stop_strings": ["e"]}, max_length_extra=30)
-    assert stopped[0].text.count("e") <= 1
-
-
 # -- sampling ---
 
 
@@ -207,13 +185,6 @@ def test_threads_with_different_seeds_are_independent(translator, sentences):
     assert global_states() == before
 
 
-def test_sampling_under_a_temperature_near_zero_is_greedy(translator, sentences):
-    options = {"generate": {"do_sample": True, "temperature": 1e-4}, "beams": 1, "max_length_extra": 5}
-    assert [each.text for each in translator(sentences, **options)] == [
-        each.text for each in translator(sentences, beams=1, max_length_extra=5)
-    ]
-
-
 # -- prefixes ---
 
 
@@ -251,12 +222,6 @@ def test_greedy_search_continues_a_prefix(translator, sentences):
     assert processor(torch.zeros(4, 3, dtype=torch.long), scores) is scores
 
 
-def test_prefixes_count_as_new_tokens(translator, sentences):
-    """A limit allows at least the prefix and one more token."""
-    (found,) = translator(sentences[:1], ["Der Hund sieht die Katze"], beams=1, max_new_tokens=1)
-    assert found.text.startswith("Der Hund sieht die Katze")
-
-
 def test_a_prefix_of_a_split_sentence_begins_its_first_part(translator, sentences):
     long = " ".join(sentences)
     limit = max(len(translator.encode_source(each)) for each in sentences)
@@ -264,71 +229,6 @@ def test_a_prefix_of_a_split_sentence_begins_its_first_part(translator, sentence
     settings["split_sentences"] = "never"
     (free,), (found,) = translator([long], **settings), translator([long], ["Der Hund"], **settings)
     assert found.text.startswith("Der Hund") and found.text.count("Der Hund") == 1 + free.text.count("Der Hund")
-
-
-@pytest.mark.parametrize(
-    ("prefixes", "field"),
-    [
-        (["Der"], "prefixes"),
-        (["Der", "", "Die"], "sentences"),
-        (["Der", 5], "Sentence 2: prefix"),
-        (["Der " * 200, ""], "Sentence 1: prefix"),
-    ],
-)
-def test_wrong_prefixes_are_rejected(translator, sentences, prefixes, field):
-    with rejects(field=field):
-        translator(sentences[:2], prefixes)
-
-
-def test_a_text_is_not_a_list_of_letters(translator):
-    for name, texts in {"prefixes": (["a"], "Der"), "sentences": ("a text", None)}.items():
-        with rejects(field=name):
-            next(translator.translate(texts[0], prefixes=texts[1]))
-
-
-def test_samples_of_one_seed_differ_between_buffers(translator, sentences):
-    found = translator(sentences[:1] * 4, beams=1, do_sample=True, seed=1, buffer=1, max_length_extra=3)
-    assert len({each.text for each in found}) > 1
-
-
-def test_a_prefix_of_an_empty_sentence(translator):
-    with rejects(field="Sentence 1"):
-        translator([" "], ["Der"])
-    assert translator([" "], [" "])[0].text == ""
-
-
-# -- mistakes ---
-
-
-@pytest.mark.parametrize("name", [*SET_BY_TRANSLATOR, "no_repeat_ngram_sise", "input_ids"])
-def test_settings_of_the_translator_and_unknown_ones(name):
-    with rejects(field=f"generate.{name}"):
-        DecodingOptions(generate={name: 3})
-
-
-@pytest.mark.parametrize("name", GENERATE_VALUES)
-@pytest.mark.parametrize("value", ["x", -1.5, [[]], 1j], ids=str)
-def test_values_that_transformers_checks_late(name, value):
-    with rejects(field=f"generate.{name}"):
-        DecodingOptions(generate={name: value})
-
-
-@pytest.mark.parametrize("options", [{"temperature": 0.5}, {"cache_implementation": "none"}, {"early_stopping": "x"}])
-def test_values_that_transformers_checks_early(options):
-    with rejects(*options, field="generate"):
-        DecodingOptions(generate=options)
-
-
-def test_numbers_of_generate_may_be_written_in_either_way(translator, sentences):
-    found = DecodingOptions(generate={"no_repeat_ngram_size": 1e1, "min_new_tokens": None, "repetition_penalty": 2})
-    assert repr(found.generate) == "{'no_repeat_ngram_size': 10, 'min_new_tokens': None, 'repetition_penalty': 2.0}"
-    assert translator(sentences[0], beams=1, max_length_extra=2, repetition_penalty=2)
-
-
-def test_settings_of_a_model_for_other_programs(translator, monkeypatch):
-    expected = [one.text for one in translator(["a b c", "d"], beams=1)]
-    monkeypatch.setattr(translator.model.generation_config, "stop_strings", ["never written"])
-    assert [one.text for one in translator(["a b c", "d"], beams=1)] == expected
 
 
 def test_forced_ends_do_not_depend_on_the_batch(translator):
@@ -339,17 +239,6 @@ def test_forced_ends_do_not_depend_on_the_batch(translator):
         translator(text, **options)[0].hypotheses[0].tokens for text in texts
     ]
     assert all(one.hypotheses[0].finished for one in together)
-
-
-def test_contradictions():
-    with rejects(field="num_hypotheses"):
-        DecodingOptions(num_hypotheses=5)
-    with rejects(field="alignments"):
-        DecodingOptions(alignments=True, on_long="split")
-    with rejects(field="num_hypotheses"):
-        DecodingOptions(num_hypotheses=5, generate={"do_sample": True})
-    assert DecodingOptions(num_hypotheses=5, beams=1, generate={"do_sample": True}).num_hypotheses == 5
-    assert DecodingOptions(beams=2, generate={"early_stopping": True}).beams == 2
 
 
 def test_names_of_transformers_are_converted():
@@ -369,29 +258,40 @@ def test_names_of_transformers_are_converted():
     assert decoding_options(options, {"generate": {"min_new_tokens": 2}}).generate == {"min_new_tokens": 2}
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"num_beams": 2, "beams": 2}, "num_beams and beams"),
-        ({"max_new_tokens": 2, "max_length_extra": 2}, "max_new_tokens and max_length_extra"),
-        ({"buffe": 2}, "buffe. Use buffer."),
-        ({"num_beam": 2}, "num_beam. Use num_beams."),
-        ({"top_kk": 2}, "top_kk. Use top_k."),
-        ({"qqqq": 2}, "Use a field of DecodingOptions"),
-    ],
-)
-def test_wrong_names_are_rejected(changes, words):
-    with rejects(words, field=next(iter(changes))):
-        decoding_options(None, changes)
+# -- mistakes ---
 
 
-def test_recipes_accept_settings_of_generate(tmp_path):
-    from recnmt_hf import Recipe
+def test_wrong_options_are_rejected():
+    for name in (*SET_BY_TRANSLATOR, "no_repeat_ngram_sise", "input_ids"):
+        with rejects(field=f"generate.{name}"):
+            DecodingOptions(generate={name: 3})
+    for name in ("do_sample", "forced_bos_token_id", "forced_eos_token_id"):
+        for value in ("no", -1, 1.5):  # transformers takes them
+            with rejects(field=f"generate.{name}"):
+                DecodingOptions(generate={name: value})
+    for settings in ({"temperature": 0.5}, {"cache_implementation": "none"}, {"early_stopping": "x"}):
+        with rejects(*settings, field="generate"):
+            DecodingOptions(generate=settings)
+    for options in ({"num_hypotheses": 5}, {"num_hypotheses": 5, "generate": {"do_sample": True}}):
+        with rejects(field="num_hypotheses"):
+            DecodingOptions(**options)
+    with rejects(field="alignments"):
+        DecodingOptions(alignments=True, on_long="split")
+    for changes in ({"num_beams": 2, "beams": 2}, {"max_new_tokens": 2, "max_length_extra": 2}, {"buffe": 2}):
+        with rejects(field=next(iter(changes))):
+            decoding_options(None, changes)
+    assert DecodingOptions(num_hypotheses=5, beams=1, generate={"do_sample": True}).num_hypotheses == 5
+    assert repr(DecodingOptions(generate={"repetition_penalty": 2}).generate) == "{'repetition_penalty': 2.0}"
 
-    file = tmp_path / "recipe.yaml"
-    file.write_text("decoding: {beams: 2, generate: {no_repeat_ngram_size: 3}}\n")
-    recipe = Recipe.from_file(file, ["decoding.generate.repetition_penalty=1.5"])
-    expected = {"no_repeat_ngram_size": 3, "repetition_penalty": 1.5}
-    assert recipe.decoding == DecodingOptions(beams=2, generate=expected)
-    with rejects(field="decoding.generate.top"):
-        Recipe.from_file(file, ["decoding.generate.top=3"])
+
+def test_wrong_texts_are_rejected(translator, sentences):
+    wrong = {"prefixes": (["Der"], ["Der", "", "Die"], "Der"), "Sentence 2: prefix": (["Der", 5],)}
+    for field, several in {**wrong, "Sentence 1: prefix": (["Der " * 200, ""],)}.items():
+        for prefixes in several:
+            with rejects(field=field):
+                list(translator.translate(sentences[:2], prefixes=prefixes))
+    with rejects(field="sentences"):
+        next(translator.translate("a text"))
+    with rejects(field="Sentence 1"):
+        translator([" "], ["Der"])
+    assert translator([" "], [" "])[0].text == ""

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import MarianConfig, MarianMTModel
 
 import recnmt_hf
-from recnmt_hf.inference.packing import pack_weights
+from recnmt_hf.inference.devices import pack_weights
 from recnmt_hf.models import kernels_cpu_matmuls
 from recnmt_hf.models.kernels_cpu_matmuls import PackedWeight
 

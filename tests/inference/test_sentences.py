@@ -9,8 +9,6 @@ from ensembles import ensemble_of
 from user_errors import rejects
 
 from recnmt_hf.commands.main import main
-from recnmt_hf.data.records import Tokens
-from recnmt_hf.data.text import read_parallel
 from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, Translator, translation_warnings
 from recnmt_hf.inference.model_settings import EVIDENCE, ModelTask, read_model_task
 from recnmt_hf.inference.results import Row
@@ -80,23 +78,6 @@ def test_when_a_text_is_split(translator, sentences, options, prefix, summarizes
     assert translator.codec.encode(sentences[0], DecodingOptions(beams=2, **options)).separators == [""]
 
 
-def test_a_prefix_begins_the_first_sentence(translator, sentences):
-    (found,) = translator(" ".join(sentences), "Der Hund", split_sentences="always", **OPTIONS)
-    first, *others = [
-        translator(each, p, **OPTIONS)[0].text for each, p in zip(sentences, ["Der Hund", "", ""], strict=True)
-    ]
-    assert first.startswith("Der Hund") and found.text == " ".join([first, *others])
-
-
-def test_hypotheses_are_joined_by_rank(translator, sentences):
-    options = {**OPTIONS, "num_hypotheses": 2}
-    (found,) = translator(" ".join(sentences), **options)
-    alone = translator(sentences, **options)
-    expected = {" ".join(each.hypotheses[rank].text for each in alone) for rank in (0, 1)}
-    assert {each.text for each in found.hypotheses} == expected
-    assert found.hypotheses[0].score >= found.hypotheses[1].score
-
-
 def test_alignments_have_positions_in_the_whole_text(translator, sentences):
     text = " ".join(sentences)
     (found,) = translator(text, alignments=True, **OPTIONS)
@@ -127,26 +108,6 @@ def test_a_long_sentence_of_a_text_is_rejected_or_split(translator, sentences):
     assert prepared.pieces[0] == translator.encode_source("We sleep.")
 
 
-def test_line_breaks_of_parts_without_a_token_are_kept(translator, sentences, monkeypatch):
-    text = f"{sentences[0]}\n\u200b\n{sentences[1]}"
-    encode = translator.encode_source
-    monkeypatch.setattr(
-        translator, "encode_source", lambda text, *_, **__: Tokens([2]) if str(text) == "\u200b" else encode(text)
-    )
-    prepared = translator.codec.encode(text, DecodingOptions())
-    assert prepared.separators == ["", "\n\n"] and len(prepared.pieces) == 2
-
-
-def test_pipeline_and_ensemble_split_too(translator, sentences):
-    text = " ".join(sentences)
-    pipe = transformers.pipeline("recnmt-translation", translator.model, tokenizer=translator.tokenizer, device="cpu")
-    ensemble = ensemble_of([translator, translator])
-    for choice in ("auto", "never"):
-        (expected,) = translator(text, split_sentences=choice, **OPTIONS)
-        assert pipe(text, split_sentences=choice, **OPTIONS)[0]["translation_text"] == expected.text
-        assert ensemble(text, split_sentences=choice, **OPTIONS)[0].text == expected.text
-
-
 # -- languages ---------------------------------------------------------------------------------------------------------
 
 
@@ -166,26 +127,17 @@ def test_the_language_of_the_source(translator, monkeypatch):
         DecodingOptions(source_lang="d e")
 
 
-@pytest.mark.parametrize(
-    ("evidence", "task"),
-    [
-        ({"languages": ["de", "en"]}, ModelTask("de", False, "en")),
+def test_the_task_in_a_folder(tmp_path):
+    assert read_model_task(tmp_path) == read_model_task("someone/unknown", local_files_only=True) == ModelTask()
+    for evidence, task in (
         ({"languages": ["zh", "zh"]}, ModelTask("zh", True, "zh")),
         ({"languages": ["zh", "en"], "recipe": {"training": {"text_metric": "rouge"}}}, ModelTask("zh", True, "en")),
         ({"languages": [], "recipe": {"training": {"text_metric": "bleu"}}}, ModelTask()),
         ({"languages": [1, None]}, ModelTask()),
         ([], ModelTask()),
-    ],
-)
-def test_the_task_in_a_folder(tmp_path, evidence, task):
-    (tmp_path / EVIDENCE).write_text(json.dumps(evidence))
-    assert read_model_task(tmp_path) == task
-
-
-def test_the_task_of_a_folder_without_usable_evidence(tmp_path):
-    assert read_model_task(tmp_path) == read_model_task("someone/unknown", local_files_only=True) == ModelTask()
-    (tmp_path / EVIDENCE).write_text('{"languages": [')
-    assert read_model_task(tmp_path) == ModelTask()
+    ):
+        (tmp_path / EVIDENCE).write_text(json.dumps(evidence))
+        assert read_model_task(tmp_path) == task
 
 
 def test_loading_reads_the_task(tiny_folder, translator, tmp_path):
@@ -292,14 +244,6 @@ def test_summaries_cause_no_warning(silent, warnings, options, summarizes):
     assert not warnings
 
 
-def test_a_whole_text_with_the_translation_of_a_sentence_is_reported(silent, warnings):
-    text = " ".join(["We see the old dog."] * 6)
-    silent(text)
-    assert not warnings
-    silent(text, split_sentences="never")
-    assert len(warnings) == 1
-
-
 def test_the_pipeline_numbers_its_sentences(silent, warnings):
     pipe = transformers.pipeline("recnmt-translation", silent.model, tokenizer=silent.tokenizer, device="cpu")
     pipe.translator = silent
@@ -309,10 +253,3 @@ def test_the_pipeline_numbers_its_sentences(silent, warnings):
     warnings.clear()
     pipe([LONG], on_long="truncate")
     assert not warnings
-
-
-def test_captions_are_never_reported(real_data):
-    names = [real_data / "multi30k" / f"test_2016_flickr.{language}.gz" for language in ("en", "de")]
-    for sources, targets in (names, names[::-1]):
-        for pair in read_parallel(sources, targets):
-            assert not is_far_too_short(Translation(pair.source, [Hypothesis(pair.target, -1.0, -1.0)]))

@@ -6,7 +6,7 @@ import pytest
 
 from recnmt_hf.data.tags import add_tags
 from recnmt_hf.inference import DecodingOptions, Hypothesis, Translator
-from recnmt_hf.inference.splitting import join_pieces, join_texts, split_sentences, split_text
+from recnmt_hf.inference.splitting import join_pieces, join_texts, separator_at, split_sentences, split_text
 
 
 @pytest.mark.parametrize(
@@ -86,26 +86,6 @@ def test_hypotheses_of_parts_are_joined_rank_by_rank():
     assert join_pieces([[Hypothesis("", 0.0, -1.0)]], 0.5, [""])[0].score == -1.0
 
 
-def test_joined_hypotheses_keep_their_ranks():
-    """The first one is what a search for one hypothesis returns, also where another one has a higher score."""
-    parts = [
-        [Hypothesis("a", -1.0, -1.0, [5]), Hypothesis("b", -1.5, -6.0, [5] * 4)],
-        [Hypothesis("c", -3.0, -3.0, [5]), Hypothesis("d", -2.0, -8.0, [5] * 8)],
-    ]
-    first, second = join_pieces(parts, 1.0, ["", " "])
-    assert (first.text, second.text) == ("a c", "b d") and second.score > first.score
-
-
-def test_links_of_parts_are_shifted_by_the_parts_before():
-    parts = [
-        [Hypothesis("a", -1.0, -1.0, [5, 2], alignment=[(1, 0)])],
-        [Hypothesis("", -1.0, -1.0, [2], alignment=[])],
-        [Hypothesis("b c", -1.0, -1.0, [6, 7, 2], alignment=[(0, 0), (0, 1)])],
-    ]
-    (joined,) = join_pieces(parts, 0.5, ["", " ", " "], [2, 1, 1])
-    assert joined.alignment == [(1, 0), (3, 3), (3, 4)] and joined.tokens == [5, 2, 2, 6, 7, 2]
-
-
 def test_tags_of_any_form_stand_before_every_sentence(random_translator):
     """A text is translated sentence by sentence, and its tags apply to each."""
     translator = random_translator("nmt_transformer")
@@ -128,3 +108,45 @@ def test_tags_of_any_form_stand_before_every_sentence(random_translator):
         assert len(pieces) == 2
         for piece in pieces:
             assert piece.ids[: len(expected)] == expected and piece.ids[len(expected)] not in (de, x, bt)
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "separator"),
+    [
+        ("one two", 3, " "),  # before the space
+        ("one two", 4, " "),  # after it
+        ("one two", 5, ""),  # within a word, one letter after the space
+        ("onetwo", 3, ""),
+        ("看见猫", 1, " "),  # in this script every cut is between words
+        ("a看", 1, " "),
+        ("สวัสดี", 3, " "),
+        ("한국어", 1, ""),
+    ],
+)
+def test_white_space_at_a_cut(text, cut, separator):
+    assert separator_at(text, cut) == separator
+
+
+@pytest.mark.parametrize(
+    ("parts", "separators", "joined"),
+    [
+        (["one", "two", "three"], ["", " ", ""], "one twothree"),
+        (["one"], [" "], "one"),  # there is nothing before the first part
+        (["", "one", "", "two"], [" ", " ", " ", " "], "one two"),
+        (["", ""], [" ", " "], ""),
+        (["我们", "看见"], ["", " "], "我们看见"),
+        (["我们", "see"], ["", " "], "我们 see"),
+        (["see", "「我们"], ["", " "], "see「我们"),
+        (["我们 (1)", "2 看见"], ["", " "], "我们 (1)2 看见"),  # the nearest letters decide
+        (["see (1)", "2 看见"], ["", " "], "see (1) 2 看见"),
+        (["12", "34"], ["", " "], "12 34"),  # no letters
+        (["我们", "34"], ["", " "], "我们34"),
+        (["한국어", "문장"], ["", " "], "한국어 문장"),
+        (["สวัสดี", "ครับ"], ["", " "], "สวัสดีครับ"),
+        (["我们", "看见"], ["", "\n\n"], "我们\n\n看见"),  # line breaks are kept in every script
+        (["one", "", "two"], ["", "\n", " "], "one\ntwo"),
+        (["one", "", "two", "three"], ["", "  ", " ", " "], "one  two three"),
+    ],
+)
+def test_parts_are_joined_by_the_script_of_their_nearest_letters(parts, separators, joined):
+    assert join_texts(parts, separators) == joined

@@ -10,21 +10,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from ensembles import ensemble_of
 from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.data.records import Tokens
-from recnmt_hf.errors import MissingFileError
-from recnmt_hf.inference import DecodingOptions, Translator, length_penalty
+from recnmt_hf.inference import DecodingOptions, Translator
 from recnmt_hf.inference.backends import torch_model
-from recnmt_hf.inference.backends.ensemble import EnsembleBackend
 from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
 from recnmt_hf.inference.backends.torch_model import can_drop_finished
-from recnmt_hf.inference.batching import batches_by_tokens, pad_rows
+from recnmt_hf.inference.batching import batches_by_tokens
 from recnmt_hf.inference.codec import Request
-from recnmt_hf.inference.results import Row
-from recnmt_hf.options import options_of
 
 
 @pytest.fixture(scope="module")
@@ -142,23 +137,6 @@ def test_scores_follow_their_options(translator, sentences):
         assert [each.score for each in found] == [found[0].log_prob / 4, found[1].log_prob, 0.0]
 
 
-def test_batches_of_scores_and_alignments_are_bounded(translator, sentences):
-    read = []
-    hook = translator.model.get_encoder().register_forward_pre_hook(
-        lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    try:
-        scored = translator.score(sentences, [[7, 2]] * len(sentences), max_tokens=40)
-        sources = [translator.encode_source(sentence) for sentence in sentences]
-        links = translator.align_tokens(sources, [Tokens([7, 2])] * len(sentences), max_tokens=40)
-    finally:
-        hook.remove()
-    assert len(read) > 4 and max(read) <= 40
-    together = translator.score(sentences, [[7, 2]] * len(sentences))
-    assert [each.log_prob for each in scored] == pytest.approx([each.log_prob for each in together], abs=1e-9)
-    assert links == translator.align_tokens(sources, [Tokens([7, 2])] * len(sentences))
-
-
 def test_scores_and_alignments_never_hold_the_logits_of_a_batch(any_family, corpus, monkeypatch):
     """They would be gigabytes with large vocabularies. Alignments need none."""
     sources, targets = [pair.en for pair in corpus["test"][:8]], [pair.de for pair in corpus["test"][:8]]
@@ -182,27 +160,6 @@ def test_scores_and_alignments_never_hold_the_logits_of_a_batch(any_family, corp
     expected = any_family.align_tokens(*ids)
     monkeypatch.setattr(type(any_family.model), "forward", None)
     assert any_family.align_tokens(*ids) == expected
-
-
-@pytest.mark.parametrize("start", [None, 7])
-def test_scoring_uses_the_start_token_of_generation(translator, sentences, monkeypatch, start):
-    monkeypatch.setattr(translator.model.generation_config, "decoder_start_token_id", start)
-    source, target = torch.tensor([translator.encode_source(sentences[0]).ids]), [8, 9, 2]
-    first = translator.model.config.decoder_start_token_id if start is None else start
-    logits = translator.model(source, decoder_input_ids=torch.tensor([[first, 8, 9]])).logits
-    expected = logits.log_softmax(-1)[0, range(3), target].sum().item()
-    assert translator.score([sentences[0]], [target])[0].log_prob == pytest.approx(expected, abs=1e-9)
-
-
-def test_ids_are_padded_on_the_models_device(tokenizer):
-    with torch.device("meta"):
-        model = recnmt_hf.NMTTransformerForConditionalGeneration(
-            recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer))
-        )
-    ids, mask = Translator(model, tokenizer, check=False).backend.source_inputs([Tokens([5, 2]), Tokens([2])]).values()
-    assert (ids.device.type, mask.device.type) == ("meta", "meta") and ids.shape == mask.shape == (2, 2)
-    ids, mask = pad_rows([[5, 2], [7]], 9, "cpu")
-    assert ids.tolist() == [[5, 2], [7, 9]] and mask.tolist() == [[1, 1], [1, 0]]
 
 
 def test_order_and_batches_do_not_matter(translator, sentences):
@@ -323,45 +280,6 @@ def test_a_source_without_tokens(translator, monkeypatch):
             translator.score(["x"], ["a"])
 
 
-@pytest.mark.parametrize(
-    ("source", "parts", "joined"),
-    [
-        ("One. Two.", ["Eins.", "Zwei."], "Eins. Zwei."),
-        ("One. Two.", ["一。", "二。"], "一。二。"),
-        ("One. Two.", ["一个", "二个"], "一个二个"),
-        ("One. Two.", ["在2020", "年"], "在2020年"),
-        ("One. Two.", ["他说：“好”", "二"], "他说：“好”二"),
-        ("One. Two.", ["今日。", "Apple"], "今日。Apple"),
-        ("One. Two.", ["หนึ่ง", "สอง"], "หนึ่งสอง"),
-        ("One. Two.", ["하나.", "둘."], "하나. 둘."),
-        ("One. Two.", ["", "Zwei."], "Zwei."),
-        ("一。二。", ["One.", "Two."], "One. Two."),
-        ("一二", ["One", "two"], "One two"),
-        ("一。二。", ["一。", "二。"], "一。二。"),
-        ("하나. 둘.", ["One.", "Two."], "One. Two."),
-        ("xxxxxx", ["yyy", "zzz"], "yyyzzz"),
-    ],
-)
-def test_parts_are_joined_as_the_target_is_written(translator, monkeypatch, source, parts, joined):
-    """The translations are those of the two halves of a source."""
-    answers = iter(parts)
-    monkeypatch.setattr(
-        translator.codec, "encode_source", lambda text, direction=None: Tokens([5] * (len(str(text)) + 1) + [2])
-    )
-    monkeypatch.setattr(translator, "search", lambda requests, *_: [[[Row([5, 2], -1.0, -1.0)]] * 2] * len(requests))
-    monkeypatch.setattr(translator.target_tokenizer, "batch_decode", lambda *_, **__: [next(answers)])
-    limit = len(source) // 2 + 2
-    options = DecodingOptions(max_source_length=limit, on_long="split")
-    assert len(translator.codec.encode(source, options).pieces) == 2
-    (found,) = translator([source], max_source_length=limit, on_long="split", beams=1)
-    assert found.text == joined and found.hypotheses[0].tokens == [5, 2, 5, 2]
-
-
-def test_a_single_character_beyond_the_limit_is_rejected(translator):
-    with rejects(field="Sentence 2"):
-        translator(["", "xyz"], max_source_length=1, on_long="split")
-
-
 def test_unknown_tokens_are_reported_once(translator, sentences, caplog):
     list(translator.translate(iter([*sentences[:2], "Ж Ж"]), beams=1, max_length_extra=1, buffer=1))
     assert caplog.text.count("of the source tokens are unknown to the tokenizer") == 1
@@ -372,22 +290,12 @@ def test_unknown_tokens_are_reported_once(translator, sentences, caplog):
     assert "of the source tokens are unknown to the tokenizer" in caplog.text
 
 
-@pytest.mark.parametrize("wrong", [5, None, ["a"], "b \ud800"], ids=repr)
-def test_sentences_must_be_text(translator, wrong):
-    with rejects(field="Sentence 2"):
-        translator(["a", wrong])
-    with rejects(field="Pair 2: source"):
-        translator.score(["a", wrong], ["a", "b"])
-
-
 @pytest.mark.parametrize(
     ("pair", "field"),
     [
         ((" ", "b"), ": source"),
         (("b", [400]), ": translation"),
         (("b", [-1]), ": translation"),
-        (("b", ["5"]), ": translation"),
-        (("b", 1.5), ": translation"),
         (("b", [7] * 200), ""),
         (("b " * 200, "b"), ""),
     ],
@@ -409,24 +317,7 @@ def test_a_row_ends_with_its_end_token_or_before_its_padding(translator, monkeyp
     assert translator.codec.strip([7, 8, end, 9]) == [7, 8, end], "as the configuration says"
 
 
-@pytest.mark.parametrize("name", [name for name in options_of(DecodingOptions) if name != "generate"])
-@pytest.mark.parametrize("value", [float("nan"), -(10**20), ["x"], {}, b"x"], ids=str)
-def test_options_of_a_wrong_type_or_range(translator, name, value):
-    with rejects(field=name):
-        translator(["a"], **{name: value})
-
-
-def test_a_penalty_may_be_negative():
-    assert length_penalty("hf", -1.0) == -1.0
-
-
 # -- wrong folders ---
-
-
-def test_folders_without_a_model(tmp_path):
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with rejects(kind=MissingFileError):
-            Translator.from_pretrained(path)
 
 
 @pytest.fixture
@@ -502,27 +393,7 @@ def test_only_tables_of_positions_limit_a_sentence(tokenizer, name, fields, limi
 # -- arguments of loading ----------------------------------------------------------------------------------------------
 
 
-def test_a_list_of_folders_is_an_ensemble(tiny_folder, sentences):
-    one, two = Translator.from_pretrained(tiny_folder), Translator.from_pretrained([tiny_folder, tiny_folder])
-    assert type(two) is Translator and type(two.backend) is EnsembleBackend and two.task == one.task
-    expected, found = (each(sentences[:2], beams=2, max_length_extra=2) for each in (one, two))
-    assert [each.text for each in found] == [each.text for each in expected]
-    with rejects("which gives no alignments or attention"):
-        two.inspected_model()
-    with rejects("in an ensemble"):
-        ensemble_of([one, two])
-    for few in ([tiny_folder], []):
-        with rejects("An ensemble needs at least two models,"):
-            Translator.from_pretrained(few)
-
-
-def test_one_text_may_have_one_prefix(translator, sentences):
-    options = {"beams": 1, "max_length_extra": 5}
-    (found,) = translator(sentences[0], "Der", **options)
-    assert found == translator([sentences[0]], ["Der"], **options)[0] and found.text.startswith("Der")
-
-
-def test_rows_become_hypotheses(translator, monkeypatch):
+def test_rows_become_hypotheses(translator):
     """Special tokens are not text; without scores, rows are in the order of the search."""
     end, (first, second) = 2, translator.encode_target("a b").ids[:2]
     options = DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77)
@@ -540,22 +411,6 @@ def test_rows_become_hypotheses(translator, monkeypatch):
     penalized = replace(options, length_penalty=1.0)
     short = SearchRequest(search.sources[:1], [Tokens()], [9], penalized)
     assert translator.rank(short, SearchResult([[end]], [-3.0]), False)[0][0].score == -3.0, "one token is one token"
-    seen = []
-
-    def scored(rows, tokens, most):
-        seen.append((rows, most))
-        return [[-1.0]] * len(rows)
-
-    def aligned(rows, tokens, *settings):
-        seen.append(settings)
-        return [[(0, 0)]] * len(rows)
-
-    monkeypatch.setattr(translator, "score_tokens", scored)
-    monkeypatch.setattr(translator, "align_tokens", aligned)
-    search.options = replace(options, alignments=True, alignment_layer=1)
-    rows = translator.rank(search, SearchResult(ids), scores=True)
-    assert seen == [([search.sources[0]] * 2 + [search.sources[1]] * 2, 77), (1, 77)]
-    assert rows[1][0].alignment == [(0, 0)] and rows[1][0].log_prob == -1.0
 
 
 def test_limits_of_lengths(translator):
@@ -578,21 +433,6 @@ def test_long_sentences_may_be_truncated(translator, sentences):
     assert translator.codec.encode_prefix(" ", "The sentence") == []
     at_limit = translator.codec.encode(sentences[0], DecodingOptions(max_source_length=len(whole)))
     assert at_limit.pieces == [Tokens(whole)] and at_limit.separators == [""]
-
-
-def test_prefixes_of_several_split_sentences(translator, sentences):
-    """Each prefix applies to the first part of its own sentence only."""
-    texts = [" ".join(sentences[:3]), " ".join(sentences[3:6])]
-    options = {"beams": 1, "max_source_length": 12, "on_long": "split", "max_length_factor": 0, "max_length_extra": 6}
-    options["split_sentences"] = "never"
-    assert all(len(translator.codec.encode(text, DecodingOptions(**options)).pieces) > 2 for text in texts)
-    prefixes = ["Der Hund", "Die Katze"]
-    both = translator(texts, prefixes, **options)
-    alone = [translator(text, prefix, **options)[0] for text, prefix in zip(texts, prefixes, strict=True)]
-    assert [each.text for each in both] == [each.text for each in alone]
-    # Matmuls of one and of several sentences round differently.
-    assert [each.score for each in both] == pytest.approx([each.score for each in alone])
-    assert [each.text.count(prefix) for each, prefix in zip(both, prefixes, strict=True)] == [1, 1]
 
 
 def test_scores_are_left_out_on_request(translator, sentences):

@@ -10,10 +10,8 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.data import ParsedSentence, Relations, TokenizerPair, TreeEncoder
-from recnmt_hf.data.records import Tokens
 from recnmt_hf.inference import DecodingOptions, Translator
 from recnmt_hf.inference.word_alignment import align_pairs
-from recnmt_hf.models import modeling_gcn_rnmt
 
 
 OPTIONS = {"max_length_extra": 4, "max_length_factor": 1}
@@ -132,15 +130,6 @@ def test_long_sentences(translator, sentences):
         translator.codec.encode(text, DecodingOptions(max_source_length=limit, on_long="error"))
 
 
-def test_missing_trees_warn_once(translator, sentences, monkeypatch):
-    messages = []
-    monkeypatch.setattr(modeling_gcn_rnmt.logger, "warning_once", messages.append)
-    translator(sentences[:2], beams=1, **OPTIONS)
-    assert not messages
-    translator([str(sentences[0])], beams=1, **OPTIONS)
-    assert messages and "dependency_heads" in messages[0]
-
-
 def test_the_pipeline_reads_trees(folder, sentences):
     pipe = transformers.pipeline("recnmt-translation", model=str(folder), device="cpu")
     expected = texts(Translator.from_pretrained(folder, device="cpu")(sentences, beams=2, **OPTIONS))
@@ -154,14 +143,6 @@ def test_the_pipeline_reads_trees(folder, sentences):
         pipe([{"tokens": ["a"], "heads": [1], "relations": ["x"]}])
 
 
-def test_states_of_sentences_use_their_trees(translator, sentences):
-    sources = [translator.encode_source(sentence) for sentence in sentences[:3]]
-    states = translator.backend.encode(sources).output.last_hidden_state
-    plain = translator.backend.encode([Tokens(source.ids) for source in sources]).output.last_hidden_state
-    (alone,) = translator.backend.encode(sources[1:2]).output.last_hidden_state
-    assert torch.allclose(states[1, : len(sources[1])], alone) and not torch.allclose(states, plain)
-
-
 def test_alignments_use_trees(translator, sentences, corpus):
     targets = [pair.de for pair in corpus["test"][:3]]
     found, plain = (
@@ -171,12 +152,6 @@ def test_alignments_use_trees(translator, sentences, corpus):
     assert found[1].weights == pytest.approx(alone.weights, abs=1e-9) and found[1].links == alone.links
     assert found[1].weights != pytest.approx(plain[1].weights, abs=1e-3)
     assert [one.source for one in found] == [one.source for one in plain]
-
-
-def test_a_model_without_trees_reads_the_text(tiny_folder, sentences):
-    plain = Translator.from_pretrained(tiny_folder, device="cpu")
-    assert not plain.codec.reads_trees
-    assert texts(plain(sentences, beams=1)) == texts(plain(list(map(str, sentences)), beams=1))
 
 
 def test_relations_that_do_not_match(folder, translator, sentences):

@@ -17,7 +17,7 @@ from ..analysis.subjects import find_subject
 from ..errors import UserError
 from ..families import Subject
 from ..hub.checked_copy import short_name
-from ..inference.backends.export_settings import is_export, read_export_settings
+from ..inference.model_settings import is_export, read_export_settings
 from ..inference.translator import Translator
 from ..training.evidence import Evidence
 

@@ -147,9 +147,8 @@ def run_isolated(code: str) -> str:
 
 def task_of(evidence: Evidence) -> str:
     """Return `"summarization"` if one language was evaluated with ROUGE, `"translation"` otherwise."""
-    measures = [kind for test in evidence.tests for kind in test.scores]
-    shortens = len(set(evidence.languages)) == 1 and any(kind.startswith("rouge") for kind in measures)
-    return "summarization" if shortens else "translation"
+    is_rouge = any(kind.startswith("rouge") for test in evidence.tests for kind in test.scores)
+    return "summarization" if is_rouge and len(set(evidence.languages)) == 1 else "translation"
 
 
 def describe_decoding(test: TestScore) -> str:
@@ -216,29 +215,22 @@ def score_rows(tests: Sequence[TestScore]) -> list[list[str]]:
 
 
 def paper_table(tables: Sequence[PaperTable], evidence: Evidence) -> str:
-    """
-    Return the paper's comparisons, only those of the model's languages if there are any, without empty columns: scores
-    of the baseline and of the paper's model and their difference, and beside those of the model's size its own.
-    """
+    """Return the paper's comparisons without empty columns, those of the model's languages if there are any."""
     tables = [table for table in tables if table.kind == "main"]
     tables = [table for table in tables if list(table.task.languages) == evidence.languages] or tables
+    firsts = [(test, next(iter(test.scores), "")) for test in evidence.tests]
+    own = " / ".join(f"{test.name} {number(test.scores.get(kind))}" for test, kind in firsts)
+    gains = [(test.scores.get(kind), test.baseline_scores.get(kind)) for test, kind in firsts]
+    own_differences = " / ".join(f"{new - old:+.2f}" for new, old in gains if new is not None and old is not None)
     rows = [["task", "size", "metric", "baseline", "the paper's", "difference", "this model", "its difference"]]
     for table in tables:
-        row = table.own
-        scores, differences = table.texts(row.system)
-        baseline = "" if row is table.baseline else table.texts(table.baseline.system)[0]
-        own, own_differences = "", ""
-        if list(table.task.languages) == evidence.languages and evidence.model.get("preset") == table.size:
-            firsts = [(test, next(iter(test.scores), "")) for test in evidence.tests]
-            own = " / ".join(f"{test.name} {number(test.scores.get(kind))}" for test, kind in firsts)
-            own_differences = " / ".join(
-                f"{test.scores[kind] - test.baseline_scores[kind]:+.2f}"
-                for test, kind in firsts
-                if kind in test.scores and kind in test.baseline_scores
-            )
+        scores, differences = table.texts(table.own.system)
+        scores += f" (p {table.own.p})" if table.own.p else ""
+        baseline = "" if table.own is table.baseline else table.texts(table.baseline.system)[0]
         task = f"{table.task.name} {' / '.join(table.task.tests)}"
-        scores += f" (p {row.p})" if row.p else ""
-        rows.append([task, table.size, table.task.metric, baseline, scores, differences, own, own_differences])
+        is_same = list(table.task.languages) == evidence.languages and evidence.model.get("preset") == table.size
+        ours = [own, own_differences] if is_same else ["", ""]
+        rows.append([task, table.size, table.task.metric, baseline, scores, differences, *ours])
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     return markdown_table(list(zip(*columns, strict=True))) if tables else ""
 
@@ -256,10 +248,10 @@ def curve_table(curve: Sequence[Mapping[str, Any]]) -> str:
     if not evaluated:
         return ""
     names = [name for name in VALIDATION_METRICS if any(f"eval_{name}" in row for row in evaluated)]
-    last, count = len(evaluated) - 1, min(MAX_ROWS, len(evaluated))
     means = sorted({name for row in evaluated for name in row if name.startswith("mean_")})
     heads = [f"validation {METRIC_NAMES.get(name, name)}" for name in names]
     rows = [["step", *heads, *(f"training {name.removeprefix('mean_')}" for name in means)]]
+    last, count = len(evaluated) - 1, min(MAX_ROWS, len(evaluated))
     for row in (evaluated[round(k * last / max(count - 1, 1))] for k in range(count)):
         values = [number(row.get(f"eval_{name}"), 3 if name == "loss" else 2) for name in names]
         rows.append([f"{row['step']:,}", *values, *(number(row.get(name), 3) for name in means)])

@@ -9,9 +9,8 @@ from typing import Any
 from .._loading_errors import FINAL, folder_of_model, looks_local
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError, short_repr
-from ..inference.loading import load_model, missing_model_error
-from ..inference.model_checks import check_weights
-from ..models.configuration_nmt_transformer import NMTTransformerConfig
+from ..inference.backends.torch_model import check_weights
+from ..inference.loading import check_folder, load_model
 
 
 # Default of transformers for the maximum size of a file of weights.
@@ -21,8 +20,7 @@ SHARD = "50GB"
 def model_folder(path: str | Path) -> Path:
     """Return the folder of a model, or that of a run's final model; `UserError` if there is none."""
     folder = Path(folder_of_model(path))
-    if not (folder / "config.json").is_file():
-        raise missing_model_error(str(path))
+    check_folder(folder)
     return folder
 
 
@@ -34,27 +32,17 @@ def short_name(model: str | Path) -> str:
 
 def check_fields(config: Any, engine: str, needed: Mapping[str, Sequence[Any]]) -> None:
     """Raise `UserError` unless a configuration is that of a base Transformer whose fields have values of `needed`."""
-    if config.model_type != NMTTransformerConfig.model_type:
-        raise UserError(
-            f"{engine} does not support {config.model_type}. Export an nmt_transformer, or run this model with "
-            "`recnmt translate`, e.g. with --quantization int8."
-        )
-    for name, allowed in needed.items():
+    for name, allowed in {"model_type": ("nmt_transformer",), **needed}.items():
         if (value := getattr(config, name)) not in allowed:
             raise UserError(
-                f"{engine} does not support {name}={short_repr(value)}. Use `recnmt translate`, or train a model "
-                "without it.",
-                field=name,
+                f"{engine} does not support {name}={short_repr(value)}. Use `recnmt translate`.", field=name
             )
 
 
 def load_checked(
     source: str | Path, check: Callable[[Any], None] = lambda model: None, **kwargs: Any
 ) -> tuple[Any, TokenizerPair]:
-    """
-    Load a model and its tokenizers with the checks of `recnmt translate`, and with `check` before that of the
-    tokenizers; no code of its folder is run. Other arguments are those of `from_pretrained`, e.g. `revision`.
-    """
+    """Load a model with the checks of `recnmt translate` and with `check`; no code of its folder is run."""
     source = folder_of_model(source)
     model = load_model(source, "cpu", **kwargs)
     check_weights(model)
@@ -73,17 +61,10 @@ def write_checked_copy(
     loaded with `trust_remote_code=True`.
     """
     if (folder / "adapter_config.json").is_file():
-        raise UserError(
-            f"{folder} contains an adapter. Merge it (merge_and_unload) and save, or push it with peft.", field=folder
-        )
+        raise UserError(f"{folder} contains an adapter. Merge it (merge_and_unload) and save.", field=folder)
     model, tokenizers = load_checked(folder)
     if not type(model).__module__.startswith(("recnmt_hf.", "transformers.")):
-        raise UserError(
-            f"{folder} has the class {short_repr(type(model).__qualname__)}, and cards and uploads support only those "
-            "of this package and of transformers. Write README.md yourself, and upload the folder with "
-            "huggingface_hub.",
-            field=folder,
-        )
+        raise UserError(f"{folder} has the class {type(model).__qualname__}, which is not published.", field=folder)
     adjust(model)
     # The entry may name code of any repository or folder. Saving adds the code that was loaded.
     vars(model.config).pop("auto_map", None)

@@ -14,7 +14,7 @@ from ..data.files import open_output_folder
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..inference.backends.ctranslate2_model import load_engine_package
-from ..inference.backends.export_settings import ENGINE_SETTINGS
+from ..inference.model_settings import ENGINE_SETTINGS
 from ..options import check_value
 from ..training.evidence import Evidence
 from .checked_copy import check_fields, load_checked

@@ -15,8 +15,7 @@ from ..data.files import open_output_folder
 from ..data.tokenization import load_unchecked
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair, stamp_tokenizers
 from ..errors import UserError
-from ..inference.loading import quiet_loading, silence_loading_report
-from ..inference.model_checks import check_loading
+from ..inference.loading import check_loading, silence_loading_report
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
 from ..training.evidence import Evidence, about_model
@@ -60,15 +59,19 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
     Raises:
         UserError: Parameters of the files are missing, unknown or not real numbers.
     """
-    if isinstance(model_or_path, MarianMTModel):
-        marian = model_or_path
-    else:
+    marian: Any = model_or_path
+    if not isinstance(marian, MarianMTModel):
         path = str(model_or_path)
         settings: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with explained_loading(path), silence_loading_report():
-            check_types(path)
+            for file in Path(path).glob("*.safetensors"):
+                with safe_open(file, "pt") as weights:  # transformers drops a part of numbers that are not real
+                    for name in weights.keys():  # noqa: SIM118  (it is not a mapping)
+                        kind = weights.get_slice(name).get_dtype()  # floats are F32, BF16, F8_E4M3, ...
+                        if "F" not in kind:
+                            raise UserError(f"{name} in {file} has the type {kind}.", field=file)
             loaded: Any = MarianMTModel.from_pretrained(path, use_safetensors=True, **settings, **kwargs)
-            marian, info = loaded
+        marian, info = loaded
         check_loading(marian, info)
     source = {name: tensor for name, tensor in marian.state_dict().items() if name not in COMPUTED}
     fields = {name: getattr(marian.config, name) for name in (*SHARED_FIELDS, "init_std")}
@@ -84,21 +87,10 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
     config = NMTTransformerConfig(
         **fields, normalize_before=False, position_embedding_type="marian", final_logits_bias=True
     )
-    model = NMTTransformerForConditionalGeneration(config)
-    model.to(marian.dtype)  # type: ignore[arg-type]  # transformers' wrapper hides the signature
-    model.load_state_dict(source)
+    model: Any = NMTTransformerForConditionalGeneration(config)
+    model.to(marian.dtype).load_state_dict(source)
     model.generation_config = marian.generation_config
-    model.to(marian.device)  # type: ignore[arg-type]  # as above
-    return model.eval()
-
-
-def check_types(path: str) -> None:
-    """Raise `UserError` for a folder with weights that are not real numbers, of which transformers drops a part."""
-    for file in Path(path).glob("*.safetensors"):
-        with safe_open(file, "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118  (it is not a mapping)
-                if "F" not in (kind := weights.get_slice(name).get_dtype()):  # floats are F32, BF16, F8_E4M3, ...
-                    raise UserError(f"The weights in {file} are damaged ({name} has the type {kind}).", field=file)
+    return model.to(marian.device).eval()
 
 
 def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
@@ -115,7 +107,6 @@ def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
         UserError: It is not a MarianMT model, its files are damaged, or packages of the extra `marian` are missing.
         FileExistsError: The output exists and is not empty.
     """
-    quiet_loading()
     model = from_marian(source, **kwargs)
     tokenizer = marian_tokenizer(source, **kwargs)
     with open_output_folder(output, must_be_new=True) as working:
@@ -133,7 +124,7 @@ def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
 
 
 def marian_tokenizer(source: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a MarianMT checkpoint; `UserError` if a package or file is missing."""
+    """Load the tokenizer of a MarianMT checkpoint."""
     with packages_of_extra("marian", "MarianMT's tokenizer"):
         import sacremoses  # noqa: F401  (without it transformers skips the normalization of punctuation)
         import sentencepiece  # noqa: F401

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,31 +13,34 @@ import yaml
 from transformers import GenerationConfig
 
 from .._bounded_reading import read_bounded
+from .._extras import packages_of_extra
 from ..data.files import open_output, open_output_folder
 from ..data.languages import list_names
 from ..data.text import open_bytes
-from ..data.tokenizer_pair import stamp_tokenizers
+from ..data.tokenizer_pair import TokenizerPair, stamp_tokenizers
 from ..errors import UserError
-from ..inference.loading import quiet_loading
-from ..inference.model_checks import check_weights
+from ..inference.backends.torch_model import check_weights
 from ..inference.model_settings import start_id
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
 from ..training.evidence import Evidence, about_model
 from ..training.processes import logger
 from .checked_copy import load_checked
-from .marian_arrays import FURTHER, OLD_OUTPUT, OUTPUT, OUTPUT_BIAS, Place, places_of
-from .marian_binary import npz_content, parse_settings, read_marian_file
-from .marian_settings import (
-    IGNORED_BY_SEARCH,
-    IMPORTED_SETTINGS,
-    Settings,
-    check_function,
-    settings_of,
+from .marian import save_tokenizers
+from .marian_format import (
+    FURTHER,
+    OLD_OUTPUT,
+    OUTPUT,
+    OUTPUT_BIAS,
+    npz_content,
+    parse_settings,
+    places_of,
+    read_marian_file,
 )
-from .marian_vocabularies import Pieces, check_pieces, pieces_of, read_pieces, write_tokenizers
+from .marian_settings import IGNORED_BY_SEARCH, IMPORTED_SETTINGS, Settings, check_function, settings_of
 
 
+PADDING = "<pad>"
 # The byte of a line break, in SentencePiece models with byte fallback.
 NEWLINE = "<0x0A>"
 
@@ -65,7 +69,6 @@ def import_marian_file(
             files do not belong together. Nothing is written.
         FileExistsError: The output exists and is not empty.
     """
-    quiet_loading()
     file, path = read_marian_file(source), str(source)
     settings = Settings(file.settings, path)
     search = settings
@@ -73,8 +76,18 @@ def import_marian_file(
         with open_bytes(search_settings) as opened:
             own = parse_settings(read_bounded(opened, str(search_settings)), str(search_settings))
         search = Settings({**file.settings, **own}, str(search_settings), IGNORED_BY_SEARCH)
-    pieces = [read_pieces(vocabulary) for vocabulary in vocabularies]
-    check_pieces(pieces, settings)
+    pieces = []
+    for vocabulary in vocabularies:
+        with open_bytes(vocabulary) as opened:
+            pieces.append(parse_pieces(read_bounded(opened, str(vocabulary)), str(vocabulary)))
+    is_shared = settings.fields()["share_encoder_decoder_embeddings"]
+    controls = [(side.symbols[side.end], side.symbols[side.unknown]) for side in pieces]
+    if (is_shared and pieces[0].content != pieces[1].content) or controls[0] != controls[1]:
+        raise UserError(
+            f"{pieces[1].path} and {pieces[0].path} do not belong to one model: their end or unknown tokens have other "
+            "names, or the model has one vocabulary for both sides.",
+            field=pieces[1].path,
+        )
     model = build_model(file.arrays, settings, pieces)
     model.generation_config = generation_settings(search, model.config, pieces[1])
     with open_output_folder(output, must_be_new=True) as working:
@@ -127,11 +140,9 @@ def build_model(
     if OLD_OUTPUT in arrays and OUTPUT not in arrays:
         arrays[OUTPUT] = arrays.pop(OLD_OUTPUT).T
     needed = {name for place in places_of(config, not omits_bias) for name in place.arrays}
-    if needed != arrays.keys():
-        sides = (sorted({name[:60] for name in names}) for names in (arrays.keys() - needed, needed - arrays.keys()))
-        unknown, missing = (list_names(names) or "none" for names in sides)
+    if differing := sorted(name[:60] for name in needed ^ arrays.keys()):
         raise UserError(
-            f"{settings.path} does not have the arrays of its settings: unknown arrays {unknown}; missing {missing}.",
+            f"{settings.path} does not have the arrays of its settings: {list_names(differing)} differ.",
             field=settings.path,
         )
     if omits_bias:
@@ -140,8 +151,7 @@ def build_model(
     with torch.device("meta"):  # wrong settings could ask for more memory than there is
         expected = NMTTransformerForConditionalGeneration(config).state_dict()
     for place in places:
-        views = place.views(expected[place.parameter], symbols_of(place, sizes))
-        for name, view in zip(place.arrays, views, strict=True):
+        for name, view in zip(place.arrays, place.views(expected[place.parameter], sizes), strict=True):
             if arrays[name].shape != view.shape:
                 raise UserError(
                     f"{settings.path}: the array {name} has the shape {arrays[name].shape}; by the settings and "
@@ -154,17 +164,12 @@ def build_model(
         parameter = state[place.parameter]
         if place.kind in FURTHER:
             parameter.fill_(FURTHER[place.kind])
-        for name, view in zip(place.arrays, place.views(parameter, symbols_of(place, sizes)), strict=True):
+        for name, view in zip(place.arrays, place.views(parameter, sizes), strict=True):
             view.copy_(torch.from_numpy(arrays[name]))
     filled = {*model.get_expanded_tied_weights_keys(), *(place.parameter for place in places)}
     assert filled == state.keys(), f"parameters differ: {filled ^ state.keys()}"
     check_weights(model)
     return model.eval()
-
-
-def symbols_of(place: Place, sizes: Sequence[int]) -> int:
-    """Return the size of the vocabulary to which a place belongs; all but one belong to the target's."""
-    return sizes[place.arrays[0] != "encoder_Wemb"]
 
 
 def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
@@ -202,7 +207,7 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
     has_bias = bias is not None and bool(not omits_bias or bias[:, : sizes[1]].any())
     arrays: dict[str, np.ndarray] = {}
     for place in places_of(model.config, has_bias):
-        views = place.views(state[place.parameter], symbols_of(place, sizes))
+        views = place.views(state[place.parameter], sizes)
         # Marian reads arrays in the order of C only.
         arrays |= zip(place.arrays, (np.ascontiguousarray(view.float().cpu().numpy()) for view in views), strict=True)
     generation = model.generation_config
@@ -225,3 +230,75 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
         with open_output(output.parent / name, binary=True) as file:
             file.write(content)
     return output
+
+
+# -- vocabularies -----------------------------------------------------------------------------------------------------
+
+
+class Pieces(NamedTuple):
+    """A SentencePiece model: its file, its content, its symbols by id, and the ids of end and unknown token."""
+
+    path: str
+    content: bytes
+    symbols: list[str]
+    end: int
+    unknown: int
+
+
+def parse_pieces(content: bytes, path: str) -> Pieces:
+    """Return a SentencePiece model from its content."""
+    with packages_of_extra("marian", "Marian's vocabulary"):
+        from sentencepiece import SentencePieceProcessor
+    try:
+        model = SentencePieceProcessor(model_proto=content)
+        symbols = [model.IdToPiece(i) for i in range(model.GetPieceSize())]
+        if min(model.eos_id(), model.unk_id()) < 0 or len({PADDING, *symbols}) <= len(symbols):
+            raise ValueError(f"no end token, no unknown token, two equal symbols, or {PADDING}")
+    except Exception as error:  # sentencepiece does not name the file
+        raise UserError(f"{path} is not a SentencePiece model of Marian: {error}.", field=path) from error
+    return Pieces(path, content, symbols, model.eos_id(), model.unk_id())
+
+
+def write_tokenizers(pieces: Sequence[Pieces], config: NMTTransformerConfig, folder: Path) -> TokenizerPair:
+    """Write tokenizers of MarianMT with these vocabularies, one for both sides if they are the same."""
+    from transformers import MarianTokenizer
+
+    source, target = pieces
+    is_joint = source.content == target.content
+    for name, vocabulary in (("source", source), ("target", target)):
+        (folder / f"{name}.spm").write_bytes(vocabulary.content)
+        further = [f"<row {i}>" for i in range(len(vocabulary.symbols), config.vocab_size - 1)]
+        symbols = {symbol: i for i, symbol in enumerate([*vocabulary.symbols, *further, PADDING])}
+        (folder / f"{name}_vocab.json").write_text(json.dumps(symbols, ensure_ascii=False), encoding="utf-8")
+    tokenizer = MarianTokenizer(
+        source_spm=str(folder / "source.spm"),
+        target_spm=str(folder / "target.spm"),
+        vocab=str(folder / "source_vocab.json"),
+        target_vocab_file=None if is_joint else str(folder / "target_vocab.json"),
+        separate_vocabs=not is_joint,
+        unk_token=source.symbols[source.unknown],
+        eos_token=source.symbols[source.end],
+        pad_token=PADDING,
+        model_max_length=config.max_position_embeddings,
+    )
+    tokenizers = save_tokenizers(tokenizer, folder, config.share_encoder_decoder_embeddings)
+    for name in ("source", "target"):
+        (folder / f"{name}_vocab.json").unlink(missing_ok=True)  # the saved one is vocab.json
+    return tokenizers
+
+
+def pieces_of(tokenizers: TokenizerPair) -> list[Pieces]:
+    """Return the SentencePiece models of a model's tokenizers; `UserError` if Marian cannot use them."""
+    pieces = []
+    for tokenizer, side in zip(tokenizers, ("source", "target"), strict=True):
+        model = getattr(tokenizer, f"spm_{side}", None)
+        content = b"" if model is None else model.serialized_model_proto()
+        vocabulary, ids = parse_pieces(content, f"{side} tokenizer"), tokenizer.get_vocab()
+        if [ids.get(symbol) for symbol in vocabulary.symbols] != list(range(len(vocabulary.symbols))):
+            raise UserError(
+                f"The {side} tokenizer has other ids than its SentencePiece model, so Marian cannot use it. Export a "
+                "model that was imported from Marian's own files.",
+                field=f"{side} tokenizer",
+            )
+        pieces.append(vocabulary)
+    return pieces

@@ -85,22 +85,11 @@ def export_onnx(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
 
 
 def check_family(model: Any) -> None:
-    """
-    Raise `UserError` for a model of transformers' own, whose cache has no graphs, and for one with random outputs,
-    which would ignore the seed in a graph.
-    """
-    if not hasattr(model, "init_from_baseline"):
-        raise UserError(
-            f"{model.name_or_path} is a {model.config.model_type}, which is not a model of recnmt_hf. Import a "
-            "MarianMT model with `recnmt convert` (without --to), or export it with Optimum.",
-            field=model.name_or_path,
-        )
-    if (field := model.config.random_field) is not None:
-        raise UserError(
-            f"ONNX does not support {field}={short_repr(getattr(model.config, field))}. Use `recnmt translate`, or "
-            "train a model without it.",
-            field=field,
-        )
+    """Raise `UserError` for models whose cache has no graphs, and for random outputs, which would ignore a seed."""
+    field = model.config.random_field if hasattr(model, "init_from_baseline") else "model_type"
+    if field is not None:
+        value = short_repr(getattr(model.config, field))
+        raise UserError(f"ONNX does not support {field}={value}. Use `recnmt translate`.", field=field)
 
 
 # -- modules of the graphs ---------------------------------------------------------------------------------------------
@@ -127,10 +116,7 @@ class EncoderGraph(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """
-    Computes logits and cache of several words from a source. With `cache_names`: the next logits and the changed parts
-    of the cache from one word and a cache.
-    """
+    """Computes logits and cache from a source and words or, with `cache_names`, from one word and a cache."""
 
     def __init__(self, model: Any, encoder_names: Sequence[str], cache_names: Sequence[str] = ()):
         super().__init__()
@@ -160,10 +146,7 @@ class DecoderGraph(nn.Module):
 
 
 def flatten_cache(cache: EncoderDecoderCache, needs_steps: bool) -> dict[str, torch.Tensor]:
-    """
-    Return the tensors of a cache by name; [`fill_cache`] reverses this. With `needs_steps` a cache without keys, whose
-    size would show it, has the number of tokens read.
-    """
+    """Return a cache's tensors by name, with the number of tokens read if no keys show it and `needs_steps`."""
     tensors: dict[str, torch.Tensor] = {}
     layers: Any = self_attention_cache(cache).layers
     if needs_steps and not any(layer.keys is not None and layer.keys.numel() for layer in layers):
@@ -286,19 +269,13 @@ def free_axes(tensor: torch.Tensor, lengths: dict[int, Any], batch: Any) -> dict
 def export(
     graph: EncoderGraph | DecoderGraph, inputs: tuple[torch.Tensor, ...], names: Sequence[str], axes: Any
 ) -> Any:
-    """Export a graph, without inputs that it does not read, and without warnings about optional optimizations."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(action="ignore"):
-            program: Any = torch.onnx.export(
-                graph.eval(), inputs, input_names=list(names), dynamic_shapes=axes, dynamo=True, verbose=False
-            )
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+    """Export a graph, without inputs that it does not read."""
+    for name in ("torch.onnx._internal.exporter", "onnxscript"):  # they warn of optional optimizations
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with warnings.catch_warnings(action="ignore"):
+        program: Any = torch.onnx.export(
+            graph.eval(), inputs, input_names=list(names), dynamic_shapes=axes, dynamo=True, verbose=False
+        )
     inner = program.model.graph
     for value in [value for value in inner.inputs if not value.uses()]:
         inner.inputs.remove(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -33,35 +33,15 @@ from .checked_copy import SHARD, model_folder, write_checked_copy
 
 # Files that a repository may contain. Nothing else is ever uploaded.
 ALLOWED = (
-    CARD,
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "target_vocab.json",
-    "source.spm",
-    "target.spm",
+    *(CARD, "config.json", "generation_config.json", "*.py", RECIPE, EVIDENCE, RELATIONS_FILE, f"{TRANSLATIONS}/*"),
+    *("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer*.json", "special_tokens_map.json", "vocab.json", "target_vocab.json", "source.spm", "target.spm"),
     *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model", "merges.txt", "vocab.txt"),
-    "target_tokenizer/*.json",
-    "target_tokenizer/*.spm",
-    "target_tokenizer/*.model",
-    "target_tokenizer/*.txt",
-    RELATIONS_FILE,
-    "*.py",
-    RECIPE,
-    EVIDENCE,
-    f"{TRANSLATIONS}/*",
+    *(f"target_tokenizer/*.{ending}" for ending in ("json", "spm", "model", "txt")),
 )
 # Files of an earlier upload that are deleted if the folder no longer has them.
 REPLACED = (
-    "model*.safetensors",
-    "model.safetensors.index.json",
-    f"{TRANSLATIONS}/*",
-    "target_tokenizer/*",
+    *("model*.safetensors", "model.safetensors.index.json", f"{TRANSLATIONS}/*", "target_tokenizer/*"),
     RELATIONS_FILE,
 )
 # The models of a Space, by which it is recognized, and its files besides their folders.
@@ -107,8 +87,19 @@ def prepare_repository(source: str | Path, output: str | Path, name: str, shard:
     folder = model_folder(source)
     check_links(folder)
     evidence = Evidence.load(folder)
+
+    def set_generation(model: Any) -> None:
+        """Let `model.generate` search as the model's tests do, with a limit of 256 tokens if training set none."""
+        config = model.generation_config
+        decoding = evidence.tests[0].decoding if evidence.tests else {}
+        config.num_beams = decoding.get("beams", config.num_beams)
+        if decoding and (config.num_beams or 1) > 1:
+            config.length_penalty = float(decoding.get("length_penalty", 1.0))
+        if config.max_length is None and config.max_new_tokens is None:
+            config.max_length = 256
+
     with open_output_folder(output, must_be_new=True) as working:
-        write_checked_copy(folder, working, lambda model: set_generation(model, evidence), shard)
+        write_checked_copy(folder, working, set_generation, shard)
         (working / CARD).write_text(card_of_copy(working, evidence, name, **card).content, encoding="utf-8")
         if (folder / EVIDENCE).is_file():
             evidence.save(working)
@@ -121,21 +112,6 @@ def prepare_repository(source: str | Path, output: str | Path, name: str, shard:
             (working / RECIPE).write_text(recipe, encoding="utf-8")
         check_contents(working)
     return Path(output)
-
-
-def set_generation(model: Any, evidence: Evidence) -> None:
-    """
-    Set the defaults of `model.generate`: the beams and the length penalty of the model's tests, and a limit of
-    256 tokens if training set none.
-    """
-    config = model.generation_config
-    if evidence.tests:
-        decoding = evidence.tests[0].decoding
-        config.num_beams = decoding.get("beams", config.num_beams)
-        if (config.num_beams or 1) > 1:
-            config.length_penalty = float(decoding.get("length_penalty", 1.0))
-    if config.max_length is None and config.max_new_tokens is None:
-        config.max_length = 256
 
 
 def check_links(folder: Path) -> None:
@@ -177,9 +153,7 @@ def is_allowed(name: str, kind: str = "model") -> bool:
     """Return whether a repository may contain a file of this name."""
     if kind == "space":
         first, _, rest = name.partition("/")
-        if first == MODELS:
-            return is_allowed(rest.partition("/")[2])
-        return name in SPACE_FILES
+        return is_allowed(rest.partition("/")[2]) if first == MODELS else name in SPACE_FILES
     # A star of fnmatch also matches slashes, so their numbers are compared.
     return any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in ALLOWED)
 
@@ -188,25 +162,10 @@ def check_contents(folder: Path, kind: str = "model") -> None:
     """Raise `UserError` if a file is not allowed in a repository, is a link, or contains an access token."""
     for name, _ in files_of(folder):
         path = folder / name
-        if path.is_symlink():
-            raise UserError(f"{name} is a symbolic link, which is not published.", field=name)
-        if not is_allowed(name, kind):
-            raise UserError(f"{name} is not a file that a repository may contain.", field=name)
+        if path.is_symlink() or not is_allowed(name, kind):
+            raise UserError(f"{name} is a symbolic link, or not a file that a repository may contain.", field=name)
         if path.suffix != ".safetensors" and contains_token(path.read_bytes()):
             raise UserError(f"{name} seems to contain an access token of the Hub.", field=name)
-
-
-def obsolete_files(present: Sequence[str], own: Collection[str], to: Destination) -> list[str]:
-    """
-    Return the files of an earlier upload that a new one does not have. `UserError` for a Space with files that an
-    upload of this package did not write.
-    """
-    if to.kind == "model":
-        return [file for file in present if file not in own and any(fnmatch(file, one) for one in REPLACED)]
-    copied = "recnmt_hf/"  # a copy of this package, in Spaces of earlier versions
-    if {SPACE, f"{copied}__init__.py"}.isdisjoint(present) and not set(present) <= {CARD, ".gitattributes"}:
-        raise UserError(f"The Space {to.name} has files that recnmt publish did not write.", field=to.name)
-    return [file for file in present if file not in own and file.startswith((copied, f"{MODELS}/"))]
 
 
 def contains_token(content: bytes) -> bool:
@@ -243,14 +202,21 @@ def upload(folder: str | Path, to: Destination) -> str:
         name = str(created.repo_id)
         if to.branch is not None:
             api.create_branch(name, branch=to.branch, exist_ok=True, **kind)
-        own = {file for file, _ in files_of(folder)}
-        obsolete = obsolete_files(api.list_repo_files(name, revision=to.branch, **kind), own, to)
+        present = api.list_repo_files(name, revision=to.branch, **kind)
+        replaced: tuple[str, ...] = REPLACED
+        if to.kind == "space":
+            package = "recnmt_hf/"  # a copy of this package, in Spaces of earlier versions
+            if {SPACE, f"{package}__init__.py"}.isdisjoint(present) and not set(present) <= {CARD, ".gitattributes"}:
+                raise UserError(f"The Space {name} has files that recnmt publish did not write.", field=name)
+            replaced = (f"{package}*", f"{MODELS}/*")
+        own = [file for file, _ in files_of(folder)]
+        left = [file for file in present if file not in own and any(fnmatch(file, one) for one in replaced)]
         # Unchanged files are skipped, and the card is validated. `upload_folder` may make several commits.
         commit = api.create_commit(
             name,
             [
-                *(CommitOperationAdd(path_in_repo=file, path_or_fileobj=folder / file) for file in sorted(own)),
-                *(CommitOperationDelete(path_in_repo=file) for file in obsolete),
+                *(CommitOperationAdd(path_in_repo=file, path_or_fileobj=folder / file) for file in own),
+                *(CommitOperationDelete(path_in_repo=file) for file in left),
             ],
             revision=to.branch,
             commit_message=to.message or f"Upload {name.rpartition('/')[2]}",
@@ -273,9 +239,8 @@ def explained_requests(name: str, token: str | None) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # of the Hub's client, and of the HTTP library that its release uses
-        raise UserError(
-            f"{name}: {ENDPOINT} rejects the request or cannot be reached: {shorten(str(error))}.", field=name
-        ) from error
+        reason = shorten(str(error))
+        raise UserError(f"{name}: {ENDPOINT} refuses or cannot be reached: {reason}.", field=name) from error
 
 
 def listing(files: Sequence[tuple[str, int]]) -> str:

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import HfApi, SpaceCard, SpaceCardData
+from packaging.requirements import Requirement
 
 from .. import __version__
 from .._extras import packages_of_extra
@@ -20,18 +20,12 @@ from ..data.files import open_output_folder
 from ..errors import UserError, short_repr
 from ..models.user_errors import masked
 from ..training.evidence import EVIDENCE, Evidence
-from .checked_copy import SHARD, model_folder, short_name, write_checked_copy
+from .checked_copy import model_folder, short_name, write_checked_copy
 from .publishing import ALLOWED, MODELS, SPACE, check_contents, check_links, explained_requests, files_of
 
 
-# Longest `short_description` that the Hub accepts.
-LONGEST_DESCRIPTION = 60
 # Files of models of the Hub: those that this package saves, and the vocabularies of transformers' other tokenizers.
 FILES = (*(pattern for pattern in ALLOWED if pattern != "*.py"), "*.model", "merges.txt", "vocab.txt")
-# Vocabularies that are read by packages of the extra `marian`.
-SENTENCE_PIECES = (".spm", ".model")
-# A line of the package's metadata, such as 'gradio>=6; extra == "demo"'.
-REQUIREMENT = re.compile(r"""(?P<name>[\w.-]+)[^;]*(;\s*extra\s*==\s*["'](?P<extra>[\w-]+)["'])?""")
 # Torch without CUDA: the free Spaces have no GPU.
 INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 APP = '''"""Page to try translation models, written by `recnmt publish --space`. Run it with `python app.py`."""
@@ -82,31 +76,35 @@ def prepare_space(
             models have one name; a text contains an access token; a package that the page needs is not installed.
         FileExistsError: The output exists and is not empty.
     """
-    local: dict[str, Path] = {}
-    from_hub: dict[str, tuple[str, str]] = {}
-    files: list[str] = []
-    for model in models:
-        own = re.sub(r"[^\w.-]+", "_", short_name(model)).strip("_.") or "model"
-        if own in local or own in from_hub:
-            raise UserError(f"another model has the name {short_repr(own)} too.", field=model)
-        if looks_local(model):
-            local[own] = model_folder(model)
-            check_links(local[own])
-        else:
-            revision, present = look_up(model, token)
-            from_hub[own] = (model, revision)
-            files += present
+    places: dict[str, tuple[str, str] | None] = {}  # model and commit of the Hub; `None`: a copy of a folder
+    names, files = [], []
     with open_output_folder(output, must_be_new=True) as working:
-        for own, folder in local.items():
-            copy_model(folder, working / MODELS / own)
+        for model in models:
+            own = re.sub(r"[^\w.-]+", "_", short_name(model)).strip("_.") or "model"
+            if own in places:
+                raise UserError(f"another model has the name {short_repr(own)} too.", field=model)
+            if looks_local(model):
+                copy_model(model_folder(model), working / MODELS / own)
+                places[own] = None
+                names.append(own)
+                continue
+            with explained_requests(model, token):
+                found = HfApi(token=token).model_info(model)
+            present = [sibling.rfilename for sibling in found.siblings or []]
+            if "config.json" not in present or not any(file.endswith(".safetensors") for file in present):
+                raise UserError(
+                    f"{model} has no config.json or no weights as safetensors. Pass a folder of `recnmt convert` or "
+                    "save_pretrained.",
+                    field=model,
+                )
+            places[own] = (model, str(found.sha))
+            names.append(f"[{model}](https://huggingface.co/{model})")
+            files += present
         files += [file for file, _ in files_of(working)]
         (working / "app.py").write_text(APP, encoding="utf-8")
-        places = json.dumps(dict.fromkeys(local) | from_hub, indent=1, ensure_ascii=False)
-        (working / SPACE).write_text(places, encoding="utf-8")
+        (working / SPACE).write_text(json.dumps(places, indent=1, ensure_ascii=False), encoding="utf-8")
         (working / "requirements.txt").write_text("\n".join([INDEX, *requirements(files), ""]), encoding="utf-8")
-        title, ids = name.rpartition("/")[2], [model for model, _ in from_hub.values()]
-        names = [*local, *(f"[{model}](https://huggingface.co/{model})" for model in ids)]
-        description: dict[str, Any] = {"short_description": f"Translate with {title}"[:LONGEST_DESCRIPTION]}
+        title = name.rpartition("/")[2]
         data = SpaceCardData(
             title=title,
             emoji="💬",
@@ -117,8 +115,8 @@ def prepare_space(
             python_version=".".join(platform.python_version_tuple()[:2]),
             app_file="app.py",
             license=license,
-            models=ids or None,
-            **description,
+            models=[place[0] for place in places.values() if place] or None,
+            short_description=f"Translate with {title}"[:60],  # the Hub accepts no longer one
         )
         text = TEXT.format(title=title, models=", ".join(names), version=__version__)
         SpaceCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(working / CARD)
@@ -128,8 +126,9 @@ def prepare_space(
 
 def copy_model(folder: Path, copy: Path) -> None:
     """Copy a checked model with its card and evidence, but not its code: the Space has that of the package."""
+    check_links(folder)
     copy.mkdir(parents=True)
-    write_checked_copy(folder, copy, shard=SHARD)
+    write_checked_copy(folder, copy)
     for file in copy.glob("*.py"):
         file.unlink()
     if (folder / CARD).is_file():
@@ -139,32 +138,12 @@ def copy_model(folder: Path, copy: Path) -> None:
         Evidence.load(folder).save(copy)
 
 
-def look_up(model: str, token: str | None) -> tuple[str, list[str]]:
-    """Return the newest commit of a model of the Hub, and its files; `UserError` if the page could not load them."""
-    with explained_requests(model, token):
-        found = HfApi(token=token).model_info(model)
-    files = [sibling.rfilename for sibling in found.siblings or []]
-    if "config.json" not in files or not any(re.fullmatch(r"model.*\.safetensors", name) for name in files):
-        raise UserError(
-            f"{model} has no config.json or no weights as safetensors, which the page requires. Import the model "
-            "(recnmt convert) or save it with save_pretrained, and pass that folder.",
-            field=model,
-        )
-    return str(found.sha), files
-
-
 def requirements(files: Iterable[str]) -> list[str]:
-    """
-    Return this package and those that the page needs for models with these files, at the versions installed here.
-
-    Raises:
-        UserError: One of the packages is not installed.
-    """
-    extras = ["demo", *(["marian"] if any(name.endswith(SENTENCE_PIECES) for name in files) else [])]
+    """Return this package and those that the page needs for models with these files, at the versions installed here."""
+    extras = ["demo", *(["marian"] if any(name.endswith((".spm", ".model")) for name in files) else [])]
     with packages_of_extra(",".join(extras), "The page"):
-        own = [REQUIREMENT.fullmatch(line) for line in metadata.requires("recnmt-hf") or []]
-        needed = [one["name"] for one in own if one and one["extra"] in (None, *extras)]
+        own = map(Requirement, metadata.requires("recnmt-hf") or [])
+        needed = [one.name for one in own if not one.marker or any(one.marker.evaluate({"extra": e}) for e in extras)]
         # A local version such as that of 2.13.0+cpu is not in the index.
-        names = dict.fromkeys([*needed, "gradio"])
-        pins = [f"{name}=={metadata.version(name).partition('+')[0]}" for name in names]
+        pins = [f"{name}=={metadata.version(name).partition('+')[0]}" for name in dict.fromkeys([*needed, "gradio"])]
         return [f"recnmt-hf=={__version__}", *pins]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence, Sized
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,18 +43,14 @@ def choose_attention(
     `(batch_size, heads, target_length, source_length)`. `layer` is a decoder layer from 0 or `"mean"`, by default the
     one below the top, which Garg et al. (2019) found best; `head` is one from 0, by default the mean of all.
     """
-    if layer == "mean":
-        weights = torch.stack(list(attentions)).mean(dim=0)
-    else:
-        weights = attentions[check_index("layer", max(len(attentions) - 2, 0) if layer is None else layer, attentions)]
-    return weights.mean(dim=1) if head is None else weights[:, check_index("head", head, weights[0])]
-
-
-def check_index(name: str, index: int | str, values: Sequence[torch.Tensor] | torch.Tensor) -> int:
-    """Return an index if it is in range."""
-    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(values):
-        raise UserError(f"{name}={index!r} does not exist; the model has 0 to {len(values) - 1}.", field=name)
-    return index
+    heads, layers = attentions[0].shape[1], len(attentions)
+    if layer is None:
+        layer = max(layers - 2, 0)
+    for name, index, size in (("layer", layer, layers), ("head", head, heads)):
+        if index not in (None, "mean", *range(size)):
+            raise UserError(f"{name}={index!r} does not exist; the model has 0 to {size - 1}.", field=name)
+    weights: Any = torch.stack(list(attentions)).mean(dim=0) if layer == "mean" else attentions[int(layer)]
+    return weights.mean(dim=1) if head is None else weights[:, head]
 
 
 def links_of_matrix(matrix: np.ndarray) -> list[tuple[int, int]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import dropwhile
@@ -83,11 +82,7 @@ class Codec:
     def encode(
         self, sentence: SourceText, options: DecodingOptions, prefix: str = "", place: str = "The sentence"
     ) -> Request:
-        """
-        Encode a sentence, or a text of several sentences, split and truncated as the options say. `prefix` is the
-        beginning of the translation, `place` the name of the text in messages. Raise `UserError` if it is not text or
-        too long, the options name another language than the text, or the prefix is not possible.
-        """
+        """Encode a sentence or a text, split and truncated as the options say; `prefix` begins the translation."""
         source, direction = self.read_source(sentence, options, place)
         request = Request(str(sentence), direction=direction)
         if prefix:
@@ -140,11 +135,7 @@ class Codec:
         return self.directions[key]
 
     def read_source(self, sentence: SourceText, options: DecodingOptions, place: str) -> tuple[Sentence, Direction]:
-        """
-        Return a source without the name of the target language and other tags at its beginning, and its direction,
-        which has them. Raise `UserError` if it is not text, the options name another language, or the target language
-        is missing.
-        """
+        """Return a source without the language and the tags that it names, and its direction, which has them."""
         if not isinstance(sentence, ParsedSentence):
             check_text(sentence, place)
         source, direction = Sentence.of(sentence), self.direction(options)
@@ -163,10 +154,7 @@ class Codec:
         return source, direction
 
     def encode_source(self, sentence: Sentence | SourceText, direction: Direction | None = None) -> Tokens:
-        """
-        Return the tokens of a source sentence, in which `</s>` and the like are text. They have the edges of the
-        sentence's tree, if it has one and the model reads it.
-        """
+        """Return the tokens of a source, in which `</s>` and the like are text, with its tree if the model reads it."""
         direction, source = direction or self.direction(), Sentence.of(sentence)
         if source.tree is not None and self.reads_trees:
             if self.trees is None:
@@ -195,15 +183,13 @@ class Codec:
         if options.on_long == "truncate":
             ends = end_ids(self.model).union(direction.frame[1] if direction.frame else ())
             return [("", tokens.truncated(limit, ends))]
-        if options.on_long != "split":
-            raise UserError(f"{place} has {len(tokens)} tokens, of at most {limit} (see --on-long).", field=place)
-        encode = partial(self.encode_source, direction=direction)
-        texts = split_text(sentence.text.strip(), limit, lambda part: len(encode(part)))
-        spaces, parts_of_text = zip(*texts, strict=True)
-        parts = list(zip(spaces, map(encode, sentence.parts(parts_of_text)), strict=True))
-        if any(len(part) > limit and not self.is_empty(part, direction) for _, part in parts):
-            raise UserError(f"a character has more than {limit} tokens, the value of max_source_length.", field=place)
-        return parts
+        if options.on_long == "split":
+            encode = partial(self.encode_source, direction=direction)
+            spaces, texts = zip(*split_text(sentence.text.strip(), limit, lambda part: len(encode(part))), strict=True)
+            parts = list(map(encode, sentence.parts(texts)))
+            if all(len(part) <= limit or self.is_empty(part, direction) for part in parts):
+                return list(zip(spaces, parts, strict=True))
+        raise UserError(f"{place} has {len(tokens)} tokens, of at most {limit} (see --on-long).", field=place)
 
     def encode_prefix(self, prefix: str, place: str, direction: Direction | None = None) -> list[int]:
         """Return the token ids of the beginning of a translation, without the end of the sentence."""
@@ -238,13 +224,10 @@ class Codec:
         """Return the tokens of a translation, given as text or token ids; `UserError` for ids that do not exist."""
         if isinstance(target, str):
             return self.encode_target(target, direction)
-        _, size = vocabulary_sizes(self.model.config)
-        values = list(target) if isinstance(target, Iterable) else [target]
-        for value in values:
-            is_id = hasattr(value, "__index__") and not isinstance(value, bool)
-            if not is_id or not 0 <= operator.index(value) < size:
-                raise UserError(f"{short_repr(value)} is not a token id from 0 to {size - 1}.", field=place)
-        return self.target_tokens(list(map(operator.index, values)), direction or self.direction())
+        ids, (_, size) = list(map(int, target)), vocabulary_sizes(self.model.config)
+        if any(not 0 <= id < size for id in ids):
+            raise UserError(f"{place} has token ids beyond 0 to {size - 1}.", field=place)
+        return self.target_tokens(ids, direction or self.direction())
 
     # -- pairs of source and translation -------------------------------------------------------------------------------
 
@@ -297,16 +280,12 @@ class Codec:
         with lock_of(self.tokenizers.target):
             ids, words = words_of_tokens(self.tokenizers.target, text, not is_bare, not is_bare)
         tokens, before = self.end_target(ids, direction), len(direction.given) if is_bare else 0
-        after = len(tokens) - before - len(words)
-        return tokens, [*[None] * before, *words, *[None] * after]
+        return tokens, [*[None] * before, *words, *[None] * (len(tokens) - before - len(words))]
 
     # -- ids to text ---------------------------------------------------------------------------------------------------
 
     def decode(self, request: Request, rows: Sequence[Sequence[Row]], options: DecodingOptions) -> Translation:
-        """
-        Return the translation of a text from the rows that the model wrote for each piece, best first. Rows of several
-        pieces are joined rank by rank.
-        """
+        """Return the translation of a text from the rows that the model wrote for each piece, best first."""
         ends, pieces = end_ids(self.model), []
         for own in rows:
             # The token of a language, or a tag such as >>de<<, is not part of the text that follows.
@@ -325,10 +304,7 @@ class Codec:
         return Translation(request.text, join_pieces(pieces, options.penalty(), request.separators, lengths))
 
     def strip(self, row: list[int]) -> list[int]:
-        """
-        Return a generated row up to its end token or, without one, up to its padding. Truncate the row to its limit
-        first: beam search may fill up truncated hypotheses with end tokens.
-        """
+        """Return a row up to its end token or its padding; beam search may fill up rows beyond their limit."""
         ends, length = end_ids(self.model), len(row)
         for i, token in enumerate(row):
             if token in ends:
@@ -360,14 +336,17 @@ class Codec:
     ) -> dict[str, Any]:
         """Return what the model read and wrote for a text, in the form of JSON; `number` is that of the text."""
         source, target = self.tokenizers
-        pieces = []
+        direction, pieces = request.direction, []
+
+        def named(tokenizer: Any, ids: Sequence[int]) -> dict[str, Any]:
+            return {"ids": list(ids), "tokens": tokenizer.convert_ids_to_tokens(list(ids))}
+
         for piece, opening, own in zip(request.pieces, request.openings(), rows, strict=True):
             first = start_id(self.model) if opening.start is None else opening.start
-            read = {"unknown": piece.ids.count(source.unk_token_id), **named_ids(source, piece.ids)}
-            start = {"given": opening.given, **named_ids(target, [first, *opening.ids])}
-            written = [{"score": row.score, "log_prob": row.log_prob, **named_ids(target, row.ids)} for row in own]
+            read = {"unknown": piece.ids.count(source.unk_token_id), **named(source, piece.ids)}
+            start = {"given": opening.given, **named(target, [first, *opening.ids])}
+            written = [{"score": row.score, "log_prob": row.log_prob, **named(target, row.ids)} for row in own]
             pieces.append({"source": read, "decoder_start": start, "rows": written})
-        direction = request.direction
         return {
             "sentence": number,
             "source": request.text,
@@ -379,11 +358,6 @@ class Codec:
             "pieces": pieces,
             "translation": translation.text,
         }
-
-
-def named_ids(tokenizer: Any, ids: Sequence[int]) -> dict[str, Any]:
-    """Return token ids with their names in the vocabulary."""
-    return {"ids": list(ids), "tokens": tokenizer.convert_ids_to_tokens(list(ids))}
 
 
 def check_text(sentence: object, place: str) -> None:

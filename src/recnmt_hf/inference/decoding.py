@@ -1,11 +1,12 @@
-"""Extensions of `generate` for translation: Vaswani's length penalty, and limits and prefixes for each sentence."""
+"""Extensions of `generate`: Vaswani's length penalty, limits and prefixes for each sentence, sampling with a seed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import LogitsProcessor, StoppingCriteria
 
 from ..models.decoder_cache import concat_rows
@@ -102,14 +103,7 @@ class PrefixPerSentence(PerSentence, LogitsProcessor):
 
 
 class EndPerSentence(PerSentence, LogitsProcessor):
-    """
-    Logits processor that forces an end token at the limit of each sentence, as `forced_eos_token_id` does at that of
-    the batch. Its score is 0.
-
-    Args:
-        ends (`int` or list of `int`): The end tokens.
-        limits (sequence of `int`): Maximum number of new tokens of each sentence, end token included.
-    """
+    """Forces an end token at the limit of each sentence, as `forced_eos_token_id` does at that of the batch."""
 
     def __init__(self, ends: int | Sequence[int], limits: Sequence[int]):
         self.ends = [ends] if isinstance(ends, int) else list(ends)
@@ -124,3 +118,27 @@ class EndPerSentence(PerSentence, LogitsProcessor):
         forced[:, self.ends] = 0.0
         rows = scores.shape[0] // self.limits.shape[0]
         return cast("torch.FloatTensor", torch.where(is_last.repeat_interleave(rows)[:, None], forced, scores))
+
+
+class SeededDraws(TorchFunctionMode):
+    """Context of a thread in which `generate` draws as after `torch.manual_seed`, from generators of its own."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.seed = seed
+        self.generators: dict[torch.device, torch.Generator] = {}
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        if device not in self.generators:
+            self.generators[device] = torch.Generator(device).manual_seed(self.seed)
+        return self.generators[device]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.multinomial:
+            kwargs = {"generator": self.generator(args[0].device), **(kwargs or {})}
+        elif func is torch.rand_like:  # assisted decoding accepts drafts by it
+            (like,) = args
+            return torch.rand(like.shape, generator=self.generator(like.device), device=like.device, dtype=like.dtype)
+        return func(*args, **(kwargs or {}))

@@ -96,38 +96,25 @@ class Languages:
     def direction(
         self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
     ) -> Direction:
-        """
-        Return the direction of two languages; `None` for those that the tokenizer and the model's files name. `forced`
-        is a first token of the translation, as of `generate`'s `forced_bos_token_id`. Raise `UserError` for languages
-        that the model does not know.
-        """
+        """Return the direction of two languages; `None`: of tokenizer and files. `forced` is a first token."""
         for side, code in (("source", source), ("target", target)):
-            if code is not None:
-                self.check_code(side, code, task)
+            known = self.named_codes(side, task)
+            if side == "source":  # longer codes may be those of a group of languages (`mul`, `ROMANCE`)
+                known = [one for one in known if len(main_language(one)) == 2] or [code or ""]
+            if code is not None and main_language(code) not in map(main_language, known):
+                raise unknown_language(f"{side}_lang", code, known or ["none is recorded"])
         first = setting(self.model, "forced_bos_token_id") if forced is None else forced
         source = source or task.source_lang or getattr(self.tokenizers.source, "source_lang", None)
         return Direction(source, target, given=() if first is None else (first,))
 
     def state(self) -> tuple[Any, ...]:
         """Return the settings of tokenizers and model that directions depend on, and that users may change."""
-        settings = self.model.generation_config
-        languages = (
-            vars(tokenizer).get(name) for tokenizer in self.tokenizers for name in ("source_lang", "target_lang")
-        )
+        settings, names = self.model.generation_config, ("source_lang", "target_lang", "src_lang", "tgt_lang")
+        languages = (getattr(tokenizer, name, None) for tokenizer in self.tokenizers for name in names)
         return settings.forced_bos_token_id, settings.decoder_start_token_id, *languages
 
     def require_target(self, direction: Direction) -> None:
         """Raise `UserError` if a model that needs a target language has none."""
-
-    def check_code(self, side: str, code: str, task: ModelTask) -> None:
-        """Raise `UserError` unless a code names the only language of a side; for a source, as far as that is known."""
-        known = self.named_codes(side, task)
-        if side == "source":  # longer codes may be those of a group of languages (`mul`, `ROMANCE`)
-            known = [one for one in known if len(main_language(one)) == 2] or [code]
-        if not known:
-            raise UserError(f"{code} has no effect: the model's files name no languages.", field=f"{side}_lang")
-        if not any(main_language(code) == main_language(one) for one in known):
-            raise unknown_language(f"{side}_lang", code, known)
 
     def named_codes(self, side: str, task: ModelTask) -> list[str]:
         """Return the codes by which the tokenizer and the model's files name the only language of a side."""
@@ -135,10 +122,7 @@ class Languages:
         return list(dict.fromkeys(code for code in named if code))
 
     def read_target(self, sentence: str) -> tuple[str | None, str]:
-        """
-        Return the target language that a sentence itself names at its beginning, if any, and the sentence. The language
-        may be one that the model does not know.
-        """
+        """Return the target language that a sentence names at its beginning, if any, and the rest."""
         return None, sentence
 
     @cached_property
@@ -154,9 +138,8 @@ class Languages:
 
 class TokenLanguages(Languages):
     """
-    Languages whose tokens the tokenizer adds to a source, and with which the decoder begins: M2M-100, NLLB, mBART,
-    mBART-50. The token of the target is the decoder's first input if the model has no other one of its own, else the
-    first token of each translation.
+    Languages whose tokens the tokenizer adds to a source: M2M-100, NLLB, mBART, mBART-50. The token of the target is
+    the decoder's first input if the model has no other one of its own, else the first token of each translation.
     """
 
     def __init__(self, tokenizers: TokenizerPair, model: Any, ids: Mapping[str, int]):
@@ -174,7 +157,12 @@ class TokenLanguages(Languages):
             before, after = ([self.ids[code] if id in self.codes else id for id in part] for part in frame)
             frame = (tuple(before), tuple(after))
         start = setting(self.model, "decoder_start_token_id")
-        target = known_code(target, self.ids, "target_lang") if target else self.default_target(code, start)
+        named = (self.codes.get(id) for id in (setting(self.model, "forced_bos_token_id"), start))
+        own = find_code(getattr(self.tokenizers.target, "tgt_lang", None) or "", self.ids)
+        if target is not None:
+            target = known_code(target, self.ids, "target_lang")
+        else:  # some tokenizers take on the source language when they encode a target without a language
+            target = next((one for one in named if one is not None), None if own == code else own)
         if forced is not None:
             return Direction(code, self.codes.get(forced), frame, given=(forced,))
         if target is None:
@@ -182,19 +170,6 @@ class TokenLanguages(Languages):
         if start is None or start in self.codes:
             return Direction(code, target, frame, start=self.ids[target])
         return Direction(code, target, frame, given=(self.ids[target],))
-
-    def state(self) -> tuple[Any, ...]:
-        languages = (getattr(tokenizer, "src_lang", None) for tokenizer in self.tokenizers)
-        return *super().state(), *languages, getattr(self.tokenizers.target, "tgt_lang", None)
-
-    def default_target(self, source: str | None, start: int | None) -> str | None:
-        """Return the target language of the model's settings or of the tokenizer, if they name one."""
-        for id in (setting(self.model, "forced_bos_token_id"), start):
-            if id in self.codes:
-                return self.codes[id]
-        # Some tokenizers take on the source language when they encode a target without a language.
-        code = find_code(getattr(self.tokenizers.target, "tgt_lang", None) or "", self.ids)
-        return None if code == source else code
 
     def require_target(self, direction: Direction) -> None:
         if direction.target is None and not direction.given:
@@ -232,10 +207,7 @@ class TagLanguages(Languages):
 
 
 class TaskLanguages(Languages):
-    """
-    Pairs of languages for which the configuration has a text in front of the source, as of T5: `task_specific_params`
-    with `translation_en_to_de: {"prefix": "translate English to German: "}`.
-    """
+    """Pairs of languages with a text before the source, as of T5: `task_specific_params` of the configuration."""
 
     def __init__(self, tokenizers: TokenizerPair, model: Any, prefixes: Mapping[tuple[str, str], str]):
         super().__init__(tokenizers, model)

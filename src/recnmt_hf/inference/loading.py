@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from logging import Logger, LogRecord
 from pathlib import Path
@@ -14,20 +15,24 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.utils import logging
 
 from .._loading_errors import explained_loading, folder_of_model, looks_local
+from ..data.languages import list_names
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import MissingFileError, UserError
 from ..models.kernels_shared import has_bfloat16
 from .backends.ctranslate2_model import CTranslate2Backend, default_engine_device
 from .backends.ensemble import EnsembleBackend
-from .backends.export_settings import is_export, read_export_settings
 from .backends.onnx_model import OnnxBackend, OnnxModel, load_onnx_runtime, resolve_provider_device
 from .backends.protocol import Backend
 from .backends.torch_model import TorchBackend
-from .devices import resolve_device
-from .model_checks import check_loading
-from .model_settings import ModelTask, complete_token_ids, read_model_task
-from .packing import pack_weights
+from .devices import pack_weights, resolve_device
+from .model_settings import ModelTask, complete_token_ids, is_export, read_export_settings, read_model_task
 from .quantization import check_quantization, quantize_model
+
+
+# Narrower models are slower in bfloat16 than in float32.
+LEAST_WIDTH = 128
+# Tables that models compute themselves; files of older releases may contain them.
+COMPUTED = re.compile(r"(embed_positions\.weights?|position_ids|inv_freq|num_batches_tracked)$")
 
 
 def load_backend(
@@ -48,8 +53,7 @@ def load_backend(
         if quantization or dtype:
             name = "quantization" if quantization else "dtype"
             raise UserError(f"not supported for {path}: weights of an exported model have a fixed type.", field=name)
-        with explained_loading(path):
-            tokenizers = TokenizerPair.load(path)
+        tokenizers = TokenizerPair.load(path)
         if read_export_settings(path).format == "onnx":
             return OnnxBackend(OnnxModel(path, device), tokenizers, check), read_model_task(path)
         return CTranslate2Backend(path, tokenizers, device, check), read_model_task(path)
@@ -74,16 +78,6 @@ def default_device(path: str | Path, quantization: str | None = None) -> str:
     return resolve_provider_device(load_onnx_runtime(), None).type if is_onnx else default_engine_device()
 
 
-# Narrower models are slower in bfloat16 than in float32.
-LEAST_WIDTH = 128
-
-
-def fastest_dtype(device: torch.device, width: int) -> torch.dtype:
-    """Return bfloat16 where the device has instructions for it, and layers are wide enough to gain, else float32."""
-    has_instructions = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else has_bfloat16()
-    return torch.bfloat16 if has_instructions and width >= LEAST_WIDTH else torch.float32
-
-
 def load_model(
     path: str | Path,
     device: str | torch.device | None = None,
@@ -102,10 +96,11 @@ def load_model(
         ValueError: There is no such model or device, or its files are damaged or do not belong together.
     """
     path, device = folder_of_model(path), resolve_device(device)
-    if not path or (looks_local(path) and not (Path(path) / "config.json").is_file()):
-        raise missing_model_error(path)
+    if looks_local(path):
+        check_folder(path)
+    if sys.stderr is None or not sys.stderr.isatty():
+        logging.disable_progress_bar()
     settings = {} if dtype in (None, "fastest") else {"dtype": dtype}
-    quiet_loading()
     with explained_loading(path), silence_loading_report() if check else nullcontext():
         model, info = AutoModelForSeq2SeqLM.from_pretrained(
             path,
@@ -120,17 +115,31 @@ def load_model(
         check_loading(model, info)
     complete_token_ids(model)
     if dtype == "fastest":
-        model.to(fastest_dtype(device, model.config.hidden_size))
+        has_instructions = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else has_bfloat16()
+        is_wide = model.config.hidden_size >= LEAST_WIDTH
+        model.to(torch.bfloat16 if has_instructions and is_wide else torch.float32)
     return model.to(device).eval()
 
 
-def missing_model_error(path: str) -> MissingFileError:
-    """Return the error for a path without a model. It names the newest checkpoint of a run that is not finished."""
-    folders = [file.parent for file in Path(path).glob("checkpoint-*/config.json") if file.parent.name[11:].isdigit()]
-    if not path or not folders:
-        return MissingFileError(f"{path!r} has no config.json. Pass a model's folder or a model id.", field=path)
-    newest = max(folders, key=lambda folder: int(folder.name[11:]))
-    return MissingFileError(f"{path} is not a model's folder, but {newest} is.", field=path)
+def check_folder(path: str | Path) -> None:
+    """Raise `MissingFileError` for a folder without a model."""
+    if not (Path(path) / "config.json").is_file():
+        raise MissingFileError(
+            f"{str(path)!r} has no config.json. Pass a model's folder (of an unfinished run its newest checkpoint-N) "
+            "or a model id.",
+            field=path,
+        )
+
+
+def check_loading(model: PreTrainedModel, info: Mapping[str, Any]) -> None:
+    """Raise `UserError` unless all weights come from the files, and no others, by the report `info`."""
+    kinds: dict[str, Collection[str]] = {
+        "missing": info["missing_keys"],
+        "of another shape": [f"{name} {tuple(saved)} for {tuple(own)}" for name, saved, own in info["mismatched_keys"]],
+        "unexpected": [name for name in info["unexpected_keys"] if not COMPUTED.search(name)],
+    }
+    if faults := [f"{kind}: {list_names(sorted(names))}" for kind, names in kinds.items() if names]:
+        raise UserError(f"its weights do not match its config.json ({'; '.join(faults)}).", field=model.name_or_path)
 
 
 @contextmanager
@@ -147,9 +156,3 @@ def silence_loading_report() -> Iterator[None]:
         yield
     finally:
         reporter.removeFilter(is_error)
-
-
-def quiet_loading() -> None:
-    """Disable progress bars of loading unless standard error is a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        logging.disable_progress_bar()

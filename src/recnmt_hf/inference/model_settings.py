@@ -1,4 +1,4 @@
-"""Read token ids, length limits and the task of a model from its configuration and its folder."""
+"""Read token ids, length limits, the task of a model and the settings of exported ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import hf_hub_download
+from transformers import GenerationConfig
 
 from .._bounded_reading import read_small_text
 from .._loading_errors import looks_local
@@ -15,6 +16,8 @@ from ..errors import UserError
 
 
 EVIDENCE = "evidence.json"
+# File beside an exported model, with the configuration of the model that it was exported from.
+ENGINE_SETTINGS = "recnmt_engine.json"
 
 
 class LengthLimits(NamedTuple):
@@ -35,15 +38,10 @@ def length_limits(config: Any) -> LengthLimits:
 
 def number_of_positions(config: Any, side: str) -> int | None:
     """Return the number of positions of the encoder or decoder, which may have a configuration of its own."""
-    for settings, name in (
-        (config, f"max_{side}_position_embeddings"),
-        (config, "max_position_embeddings"),
-        (getattr(config, side, None), "max_position_embeddings"),
-    ):
-        positions = getattr(settings, name, None)
-        if positions is not None:
-            return positions
-    return None
+    own, name = getattr(config, side, None), "max_position_embeddings"
+    places = [(config, f"max_{side}_position_embeddings"), (config, name), (own, name)]
+    found = (getattr(settings, name, None) for settings, name in places)
+    return next((positions for positions in found if positions is not None), None)
 
 
 def end_ids(model: Any) -> set[int]:
@@ -82,21 +80,40 @@ class ModelTask:
 
 
 def read_model_task(path: str | Path, **kwargs: Any) -> ModelTask:
-    """
-    Read the task from the `evidence.json` of a folder or model id; `kwargs` are those of `from_pretrained`. A missing
-    or damaged file gives the defaults.
-    """
+    """Read the task from `evidence.json` of a folder or model id; a missing or damaged file gives the defaults."""
     try:
-        if looks_local(str(path)):
-            file = Path(path) / EVIDENCE
-        else:
+        file = Path(path) / EVIDENCE
+        if not looks_local(str(path)):
             known = {"revision", "token", "cache_dir", "local_files_only"}
             file = Path(hf_hub_download(str(path), EVIDENCE, **{k: v for k, v in kwargs.items() if k in known}))
         evidence = json.loads(read_small_text(file))
         languages = evidence.get("languages") or [None, None]
+        source, target = (code if isinstance(code, str) else None for code in languages)
         is_rouge = evidence.get("recipe", {}).get("training", {}).get("text_metric") == "rouge"
-        source_lang, target_lang = (code if isinstance(code, str) else None for code in languages)
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return ModelTask()
-    is_monolingual = source_lang is not None and source_lang == target_lang
-    return ModelTask(source_lang, is_rouge or is_monolingual, target_lang)
+    return ModelTask(source, is_rouge or (source is not None and source == target), target)
+
+
+class ExportSettings(NamedTuple):
+    """Contents of the settings file of an export: `"ctranslate2"` or `"onnx"`, and the settings of the model."""
+
+    format: str
+    config: dict[str, Any]
+    generation_config: GenerationConfig
+
+
+def is_export(path: str | Path) -> bool:
+    """Return whether a folder holds an exported model."""
+    return (Path(path) / ENGINE_SETTINGS).is_file()
+
+
+def read_export_settings(path: str | Path) -> ExportSettings:
+    """Read the settings file of an exported model."""
+    file = Path(path) / ENGINE_SETTINGS
+    try:
+        settings = json.loads(read_small_text(file))
+        generation_config = GenerationConfig.from_dict(settings["generation_config"])
+        return ExportSettings(settings["format"], settings["config"], generation_config)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is damaged ({error}).", field=file) from error

@@ -9,7 +9,6 @@ from functools import cache
 from typing import Annotated, Any, Literal
 
 from .._languages import check_codes
-from .._loading_errors import shorten
 from ..errors import UserError
 from ..options import (
     LEAST_LENGTH_PENALTY,
@@ -33,9 +32,11 @@ SET_BY_TRANSLATOR = {
     "max_length": "max_length_factor and max_length_extra",
     "max_new_tokens": "max_length_extra (with max_length_factor=0)",
     "output_attentions": "alignments",
-    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), ""),
-    **dict.fromkeys(("return_dict_in_generate", "output_scores", "output_logits", "output_hidden_states"), ""),
-    "prefill_chunk_size": "",
+    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), "translator"),
+    **dict.fromkeys(
+        ("return_dict_in_generate", "output_scores", "output_logits", "output_hidden_states"), "translator"
+    ),
+    "prefill_chunk_size": "translator",
 }
 # transformers' names of options, in Python.
 ALIASES = {
@@ -46,24 +47,21 @@ ALIASES = {
 }
 # Options that divide texts. They have no effect where each line is a segment to score: in tests and validation.
 TEXT_OPTIONS = ("split_sentences", "source_lang", "target_lang", "source_prefix")
-# Types and ranges of settings that transformers checks while it decodes, which may be after training, or not at all.
-_COUNT = (int | None, Range(least=0))
-GENERATE_VALUES: dict[str, tuple[Any, Range | None]] = {
-    "do_sample": (bool, None),
-    "use_cache": (bool, None),
-    "no_repeat_ngram_size": _COUNT,
-    "min_length": _COUNT,
-    "min_new_tokens": _COUNT,
-    "top_k": _COUNT,
-    "forced_bos_token_id": _COUNT,
-    "forced_eos_token_id": (int | list[int] | None, Range(least=0)),
-    "repetition_penalty": (float | None, Range(above=0)),
-    "encoder_repetition_penalty": (float | None, Range(above=0)),
-    "temperature": (float | None, Range(above=0)),
-    "top_p": (float | None, Range(least=0, most=1)),
+# Settings that transformers takes without a check of their type.
+GENERATE_VALUES: dict[str, Any] = {
+    **dict.fromkeys(("do_sample", "use_cache"), bool),
+    "forced_bos_token_id": int | None,
+    "forced_eos_token_id": int | list[int] | None,
 }
+# Numbers that transformers wants as `float`.
+GENERATE_FLOATS = ("temperature", "top_p", "repetition_penalty", "encoder_repetition_penalty")
 # Arguments of `generate` outside of its configuration; they cannot be written as YAML.
 PYTHON_ARGUMENTS = ("logits_processor", "prefix_allowed_tokens_fn")
+# Settings that most models have, or that options replace.
+USUAL_SETTINGS = {
+    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "max_length"),
+    *("num_beams", "length_penalty", "early_stopping", "max_new_tokens", "use_cache"),
+}
 
 
 @documented
@@ -177,13 +175,6 @@ def length_penalty(kind: Literal["vaswani", "hf"], alpha: float) -> float:
     return DecodingOptions(length_penalty_type=kind, length_penalty=alpha).penalty()
 
 
-# Settings that most models have, or that options replace.
-USUAL_SETTINGS = {
-    *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "max_length"),
-    *("num_beams", "length_penalty", "early_stopping", "max_new_tokens", "use_cache"),
-}
-
-
 @cache
 def names_of_generate() -> frozenset[str]:
     """Return the names of the settings of `GenerationConfig`."""
@@ -201,33 +192,29 @@ def unusual_settings(settings: Any) -> dict[str, Any]:
 def unknown_option(name: str, known: Iterable[str]) -> UserError:
     """Return the error for an unknown name, with the nearest known one."""
     near = difflib.get_close_matches(name.removeprefix("generate."), known, n=1)
-    remedy = f"Use {near[0]}" if near else "Use a field of DecodingOptions or of transformers' GenerationConfig"
-    return UserError(f"There is no field {name}. {remedy}.", field=name)
+    remedy = near[0] if near else "a field of DecodingOptions or of transformers' GenerationConfig"
+    return UserError(f"There is no field {name}. Use {remedy}.", field=name)
 
 
 def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
-    """
-    Return settings for `generate`, with integers written as 1e2 as `int`, and numbers written as 2 as `float`, which
-    transformers demands. `UserError` for invalid ones.
-    """
+    """Return settings for `generate`, with some numbers as `float`; `UserError` for unknown and invalid ones."""
     from transformers import GenerationConfig
 
     settings = dict(settings)
-    for name in settings:
+    for name, value in settings.items():
         if name in SET_BY_TRANSLATOR:
-            source = f"option {SET_BY_TRANSLATOR[name]}" if SET_BY_TRANSLATOR[name] else "translator"
-            raise UserError(f"generate.{name} is set by the {source}.", field=f"generate.{name}")
+            raise UserError(f"generate.{name} is set by: {SET_BY_TRANSLATOR[name]}.", field=f"generate.{name}")
         if name not in PYTHON_ARGUMENTS and name not in names_of_generate():
             raise unknown_option(f"generate.{name}", names_of_generate() - set(SET_BY_TRANSLATOR))
-    for name in settings.keys() & GENERATE_VALUES.keys():
-        kind, allowed = GENERATE_VALUES[name]
-        value = check_value(f"generate.{name}", settings[name], kind, allowed)
-        settings[name] = float(value) if kind == float | None and value is not None else value
+        if name in GENERATE_VALUES:
+            check_value(f"generate.{name}", value, GENERATE_VALUES[name], Range(least=0))
+        if name in GENERATE_FLOATS and type(value) is int:
+            settings[name] = float(value)
     values = {name: value for name, value in settings.items() if name not in PYTHON_ARGUMENTS}
     try:
         GenerationConfig(**values, num_beams=beams).validate(strict=True)
     except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"generate: {shorten(str(error))}.", field="generate") from error
+        raise UserError(f"generate: {error}", field="generate") from error
     return settings
 
 
@@ -235,22 +222,21 @@ def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
     """
     Translate transformers' names of options into fields of [`DecodingOptions`]: `num_beams`, `num_return_sequences`,
     `max_new_tokens`, `max_length`, `src_lang`, `tgt_lang`; any other name of `GenerationConfig` is a key of `generate`.
-    Names of fields stay.
-
-    Raises:
-        UserError: There is no such name (the message has the nearest one), or one option is given twice.
+    Names of fields stay. `UserError` for unknown names, and for options that are given twice.
     """
     own = {entry.name for entry in fields(DecodingOptions)}
     options = {name: value for name, value in changes.items() if name in own}
-    for name in [name for name in changes if name not in own]:
+    for name, value in changes.items():
+        if name in own:
+            continue
         if name == "max_new_tokens":
-            translated = {"max_length_factor": 0.0, "max_length_extra": changes[name]}
-        elif name == "max_length" and isinstance(changes[name], int):  # with the first input of the decoder
-            translated = {"max_length_factor": 0.0, "max_length_extra": changes[name] - 1}
+            translated = {"max_length_factor": 0.0, "max_length_extra": value}
+        elif name == "max_length" and isinstance(value, int):  # with the first input of the decoder
+            translated = {"max_length_factor": 0.0, "max_length_extra": value - 1}
         elif name in ALIASES:
-            translated = {ALIASES[name]: changes[name]}
+            translated = {ALIASES[name]: value}
         elif name in names_of_generate() or name in PYTHON_ARGUMENTS:
-            translated = {"generate": {**options.pop("generate", {}), name: changes[name]}}
+            translated = {"generate": {**options.pop("generate", {}), name: value}}
         else:
             raise unknown_option(name, own | set(ALIASES) | names_of_generate())
         if repeated := options.keys() & translated.keys():

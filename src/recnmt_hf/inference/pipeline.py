@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import AutoModelForSeq2SeqLM, Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.pipelines import PIPELINE_REGISTRY
 
@@ -15,8 +16,7 @@ from ..data.tree_inputs import Relations, tree_options
 from ..errors import UserError
 from ..options import options_of
 from .languages import TASK_NAME
-from .loading import silence_loading_report
-from .model_checks import check_loading
+from .loading import check_loading, silence_loading_report
 from .model_settings import read_model_task
 from .options import DecodingOptions, convert_option_names, decoding_options
 from .translation_warnings import TranslationWarnings
@@ -31,23 +31,20 @@ PREPARING = (
     *("max_source_length", "on_long", "split_sentences", "source_lang", "target_lang", "source_prefix", "alignments"),
     "forced_bos_token_id",
 )
-# Keys of a sentence with a dependency tree.
+# Keys of a sentence with a dependency tree, and with its languages.
 TREE_KEYS = ("tokens", "heads", "relations")
-# Keys of a sentence with its languages.
 LANGUAGE_KEYS = ("src_lang", "tgt_lang", "source_lang", "target_lang")
-# Attribute of a model with its loading report, until the pipeline has checked it.
-LOADING_INFO = "_recnmt_loading_info"
 
 
 class CheckedModelForSeq2SeqLM(AutoModelForSeq2SeqLM):
-    """`AutoModelForSeq2SeqLM` that stores transformers' loading report in the model, for [`check_loading`]."""
+    """`AutoModelForSeq2SeqLM` that rejects files with missing or unexpected weights, by [`check_loading`]."""
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> PreTrainedModel:
         settings = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with silence_loading_report():
             model, info = AutoModelForSeq2SeqLM.from_pretrained(*args, **{**kwargs, **settings})
-        setattr(model, LOADING_INFO, info)
+        check_loading(model, info)
         return model
 
 
@@ -87,19 +84,14 @@ class TranslationPipeline(Pipeline):
     _pipeline_calls_generate = False
 
     def __init__(self, *args: Any, target_tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any):
-        model: Any = kwargs.get("model", args[0] if args else None)
-        info = model.__dict__.pop(LOADING_INFO, None)
-        if info is not None:  # of a model that was loaded for the pipeline
-            check_loading(model, info)
         kwargs.setdefault("batch_size", options_of(DecodingOptions)["buffer"].default)
         super().__init__(*args, **kwargs)
-        path, is_joint = self.model.name_or_path, getattr(self.model.config, "share_encoder_decoder_embeddings", True)
-        commit = getattr(self.model.config, "_commit_hash", None)  # of the Hub's files
+        path, config, relations = self.model.name_or_path, self.model.config, None
+        commit = getattr(config, "_commit_hash", None)  # of the Hub's files
         revision = {"revision": commit} if commit else {}
-        if target_tokenizer is None and path and not is_joint:
+        if target_tokenizer is None and path and not getattr(config, "share_encoder_decoder_embeddings", True):
             target_tokenizer = load_target_tokenizer(path, **revision)
-        relations = None
-        if path and tree_options(self.model.config) is not None:
+        if path and tree_options(config) is not None:
             relations = Relations.load(path, **revision)
         self.translator = Translator(self.model, self.tokenizer, target_tokenizer, relations=relations)
         if path:
@@ -121,12 +113,10 @@ class TranslationPipeline(Pipeline):
             prefix = sentence.get("prefix") or ""
             keys = sentence.keys() - {"prefix", *LANGUAGE_KEYS}
             kwargs |= convert_option_names({key: sentence[key] for key in LANGUAGE_KEYS if sentence.get(key)})
-            if keys == {"text"}:
-                sentence = sentence["text"]
-            elif keys == {*TREE_KEYS}:
-                sentence = ParsedSentence(*(sentence[key] for key in TREE_KEYS))
-            else:
+            if keys not in ({"text"}, {*TREE_KEYS}):
                 raise UserError(f"A sentence has the keys {list(sentence)}; it needs text or {TREE_KEYS}.")
+            is_text = "text" in keys
+            sentence = sentence["text"] if is_text else ParsedSentence(*(sentence[key] for key in TREE_KEYS))
         return {"requests": self.translator.codec.encode(sentence, decoding_options(None, kwargs), prefix)}
 
     def _forward(self, input_tensors: dict[str, Any], **kwargs: Any) -> Any:
@@ -148,9 +138,8 @@ class TranslationPipeline(Pipeline):
         iterator over them). A text of several sentences is translated sentence by sentence (`split_sentences`).
         """
         self.translated = 0
-        if isinstance(sentences, (list, tuple)):
-            return super().__call__(list(sentences), **kwargs) if sentences else []
-        return super().__call__(sentences, **kwargs)
+        sentences = list(sentences) if isinstance(sentences, tuple) else sentences
+        return super().__call__(sentences, **kwargs) if sentences != [] else []
 
 
 def pipeline(task: str | None = None, model: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -167,16 +156,12 @@ def pipeline(task: str | None = None, model: Any = None, *args: Any, **kwargs: A
     Returns:
         `Pipeline`: The pipeline, ready to be called with texts.
     """
-    from transformers import pipeline as pipeline_of_transformers
-
-    create: Any = pipeline_of_transformers
+    create: Any = transformers.pipeline
     pair = TASK_NAME.fullmatch(task or "")
     if pair is None and task not in ("translation", TASK):
         return create(task, model, *args, **kwargs)
     if pair is not None:
-        if given := [name for name in LANGUAGE_KEYS if kwargs.get(name) is not None]:
-            raise UserError(f"{given[0]} and task={task} set the same option.", field=given[0])
-        kwargs["source_lang"], kwargs["target_lang"] = pair.groups()
+        return pipeline(TASK, model, *args, source_lang=pair[1], target_lang=pair[2], **kwargs)
     return create(TASK, folder_of_model(model) if isinstance(model, (str, Path)) else model, *args, **kwargs)
 
 

@@ -105,12 +105,6 @@ class Int8Linear(torch.ao.nn.quantized.dynamic.Linear):
         return self.packed_weight.multiply(self, states)
 
 
-def layers_read(module: nn.Module) -> list[nn.Module]:
-    """Return the linear layers that a module's attribute `read_layers` names: its fast path reads their weights."""
-    parts = [module.get_submodule(name) for name in getattr(module, "read_layers", ())]
-    return [layer for part in parts for layer in (part if isinstance(part, nn.ModuleList) else [part])]
-
-
 def linear_layer(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
     """Return a linear layer with this weight and bias."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, "meta")
@@ -179,7 +173,9 @@ def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
             add_step_layers(module)
         if isinstance(module, MaskedRNN):
             quantize_inputs(module)
-    read = {layer for module in copied.modules() for layer in layers_read(module)}
+    # A module's attribute `read_layers` names the linear layers whose weights its fast path reads.
+    parts = [one.get_submodule(name) for one in copied.modules() for name in getattr(one, "read_layers", ())]
+    read = {layer for part in parts for layer in part.modules()}
     # Recurrences read their weights themselves, cell by cell.
     names = [name for name, one in copied.named_modules() if type(one) is nn.Linear and one not in read]
     linear: Any = dict.fromkeys(names, torch.ao.quantization.per_channel_dynamic_qconfig)

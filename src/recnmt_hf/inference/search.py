@@ -35,10 +35,7 @@ WAITING_SHARE = 1 / 2
 
 
 class ModelRows:
-    """
-    Decoder rows of the unfinished sentences of one model, as [`GreedySearch`] advances them. `inputs` are prepared by
-    `generate`. Each sentence has the same number of consecutive rows.
-    """
+    """Decoder rows of the unfinished sentences of a model, which [`GreedySearch`] advances; as many for each."""
 
     returns_log_probs = False  # whether next_logits returns log-probabilities already
 

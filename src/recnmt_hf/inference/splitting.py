@@ -29,9 +29,8 @@ CUTS = (r"[.!?;:,]\s+|[。！？；：，、]\s*", r"\s+", r".")
 
 def split_text(text: str, limit: int, length: Callable[[str], int], separator: str = "") -> list[tuple[str, str]]:
     """
-    Split a text after punctuation if possible, else between words, else between characters, each time as near to the
-    middle as possible. Only a single character may exceed `limit`, as measured by `length`. Return for each part the
-    text that joins its translation to the one before (`separator` for the first), and the part.
+    Split a text near its middle until all parts are within `limit`, as measured by `length`. Return each part behind
+    the text that joins its translation to the one before, `separator` for the first.
     """
     if length(text) <= limit or len(text) < 2:
         return [(separator, text)]
@@ -46,9 +45,8 @@ def split_text(text: str, limit: int, length: Callable[[str], int], separator: s
 
 def split_sentences(text: str, language: str | None = None) -> list[tuple[str, str]]:
     """
-    Split a text into its sentences by the rules of a language code; without one, by rules that suit most languages. For
-    a language without rules, those of a related one or the general ones are used, with one warning. Line breaks always
-    separate sentences. Return for each sentence the text that joins it to the one before, and the sentence.
+    Split a text into its sentences by the rules of a language, a related one, or general ones, and at line breaks.
+    Return each sentence behind the text that joins it to the one before.
     """
     code = main_language(language or "")
     # The splitter fails on white space of several bytes.
@@ -74,19 +72,15 @@ def split_sentences(text: str, language: str | None = None) -> list[tuple[str, s
 
 
 def separator_at(text: str, cut: int) -> str:
-    """
-    Return the text that joins the translations of `text[:cut]` and `text[cut:]` in a language with spaces: nothing
-    within a word, else a space. In a source language without spaces, every cut is between words.
-    """
+    """Return the text that joins the translations of both sides of a cut: nothing within a word, else a space."""
     around = text[cut - 1 : cut + 1]
     return " " if any(map(str.isspace, around)) or IS_UNSPACED.search(around) else ""
 
 
 def join_texts(parts: Sequence[str], separators: Sequence[str]) -> str:
     """
-    Join the translations of the parts of a text, some perhaps empty, with the white space before each part in a
-    language with spaces. Spaces are left out between characters of a script without, and beside wide punctuation; line
-    breaks stay.
+    Join the translations of the parts of a text, some perhaps empty, with the white space before each part. Spaces are
+    left out between characters of a script without, and beside wide punctuation; line breaks stay.
     """
     joined = space = ""
     for part, separator in zip(parts, separators, strict=True):
@@ -117,27 +111,19 @@ def join_pieces(
     pieces: Sequence[Sequence[Hypothesis]], penalty: float, separators: Sequence[str], lengths: Sequence[int] = ()
 ) -> list[Hypothesis]:
     """
-    Join the hypotheses of the parts of a text rank by rank: the best of each part, the second best of each, and so on.
-    So the first one is that of a search for one hypothesis. Log-probabilities add up. `separators` join each part to
-    the one before. Alignments are shifted by the `lengths` of the parts before, their source tokens without control
-    tokens.
+    Join the hypotheses of the parts of a text rank by rank, so that the first one is that of a search for one
+    hypothesis. Alignments are shifted by the `lengths` of the parts, their source tokens without control tokens.
     """
     joined = []
     for parts in zip(*pieces, strict=True):
-        log_prob = sum(part.log_prob for part in parts)
-        tokens = [token for part in parts for token in part.tokens]
-        alignment = None if parts[0].alignment is None else join_alignments(parts, lengths)
+        log_prob, finished = sum(part.log_prob for part in parts), all(part.finished for part in parts)
+        tokens: list[int] = []
+        links: list[tuple[int, int]] = []
+        for number, part in enumerate(parts):
+            sources, targets = sum(lengths[:number]), len(tokens)
+            links += [(source + sources, target + targets) for source, target in part.alignment or []]
+            tokens += part.tokens
         text, score = join_texts([part.text for part in parts], separators), log_prob / max(len(tokens), 1) ** penalty
-        finished = all(part.finished for part in parts)
+        alignment = None if parts[0].alignment is None else links
         joined.append(Hypothesis(text, score, log_prob, tokens, finished, alignment, len(parts)))
     return joined
-
-
-def join_alignments(parts: Sequence[Hypothesis], lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the links of all parts, with positions in the whole source and in the joined tokens."""
-    links: list[tuple[int, int]] = []
-    sources = targets = 0
-    for part, length in zip(parts, lengths, strict=True):
-        links += [(source + sources, target + targets) for source, target in part.alignment or []]
-        sources, targets = sources + length, targets + len(part.tokens)
-    return links

@@ -18,8 +18,7 @@ logger = logging.get_logger(__name__)
 UNKNOWN_SHARE = 0.01
 # A translation is far too short with less than this share of the letters of a source of at least this many. Of 90,000
 # reference translations between eight languages, 4 pairs of a web crawl are. Multi30k's smallest share is 0.44.
-LEAST_LETTERS = 60
-LEAST_SHARE = 0.25
+LEAST_LETTERS, LEAST_SHARE = 60, 0.25
 # Sentence numbers in the warning.
 MOST_NUMBERS = 5
 # A Chinese character carries about as much as three letters, one of Japanese or Korean syllables as two.
@@ -60,9 +59,10 @@ class TranslationWarnings:
         """Return the warning of unknown tokens; empty if their share is at most 1%."""
         if self.unknown <= UNKNOWN_SHARE * self.tokens:
             return ""
-        share = f"{100 * self.unknown / self.tokens:.1f}% of the source tokens are unknown to the tokenizer"
-        remedy = "Use a model whose tokenizer covers this language and script."
-        return f"{share}, and the model cannot distinguish them. {remedy}"
+        return (
+            f"{100 * self.unknown / self.tokens:.1f}% of the source tokens are unknown to the tokenizer, and the model "
+            "cannot distinguish them. Use a model whose tokenizer covers this language and script."
+        )
 
     def log(self) -> None:
         """Log the warnings of unknown tokens and of short translations."""

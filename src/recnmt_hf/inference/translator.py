@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..data.records import ParsedSentence, SourceText, TokenRows, Tokens
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import Relations
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from .attention_links import attention_rows, links_of_tokens
 from .backends.protocol import Backend, SearchRequest, SearchResult
 from .backends.torch_model import TorchBackend
@@ -131,14 +131,12 @@ class Translator:
         """
         names = {"source_lang": source_lang, "target_lang": target_lang}
         names |= {name: kwargs.pop(name, None) for name in ("src_lang", "tgt_lang")}
-        names = {name: code for name, code in names.items() if code is not None}
-        languages = decoding_options(None, names)
+        languages = decoding_options(None, {name: code for name, code in names.items() if code is not None})
         backend, task = load_backend(path, device, dtype, check, trust_remote_code, quantization, **kwargs)
         translator = cls.from_backend(backend, task)
-        codec = translator.codec
-        codec.source_lang, codec.target_lang = languages.source_lang, languages.target_lang
-        if names:
-            codec.direction()  # reject unknown codes
+        translator.source_lang, translator.target_lang = languages.source_lang, languages.target_lang
+        if any(names.values()):
+            translator.codec.direction()  # reject unknown codes
         return translator
 
     # -- translating ---------------------------------------------------------------------------------------------------
@@ -224,11 +222,7 @@ class Translator:
     def search(
         self, requests: Sequence[Request], options: DecodingOptions, offset: int = 0, scores: bool = True
     ) -> list[list[list[Row]]]:
-        """
-        Run the model on encoded sentences, in batches of similar length. Return for each piece of each sentence the
-        rows that the model wrote, best first. `offset`, the number of earlier sentences, is added to the seed of
-        sampling.
-        """
+        """Return the rows that the model writes for each piece; `offset` earlier sentences are added to the seed."""
         numbers = [offset + i for i, request in enumerate(requests) for _ in request.pieces]
         sources = [piece for request in requests for piece in request.pieces]
         openings = [opening for request in requests for opening in request.openings()]
@@ -255,10 +249,7 @@ class Translator:
         return lengths if limit is None else [min(length, limit) for length in lengths]
 
     def rank(self, search: SearchRequest, result: SearchResult, scores: bool) -> list[list[Row]]:
-        """
-        Return the rows of each source of a batch, best first. With `scores`, their log-probabilities come from another
-        pass of the model. Those of the search, if it reports them, decide the order.
-        """
+        """Return the rows of each source, best first; with `scores` log-probabilities are those of the model."""
         options, per_source = search.options, len(result.tokens) // len(search.sources)
         sources = [source for source in search.sources for _ in range(per_source)]
         targets: list[Tokens] = []
@@ -277,16 +268,15 @@ class Translator:
         divisors = [max(len(target), 1) ** options.penalty() for target in targets]
         parts = zip(targets, log_probs, divisors, links, strict=True)
         rows = [Row(target.ids, log_prob / divisor, log_prob, links) for target, log_prob, divisor, links in parts]
-        settings = self.model.generation_config
         ranks = [row.score for row in rows]
+        # Settings such as repetition_penalty change the scores of the search alone, so its order is the right one.
+        has_settings = options.generate or unusual_settings(self.model.generation_config)
         if result.log_probs is not None:
             ranks = [total / divisor for total, divisor in zip(result.log_probs, divisors, strict=True)]
-        elif not scores or ((options.generate or unusual_settings(settings)) and not options.generate.get("do_sample")):
-            # Settings such as repetition_penalty change the scores of the search alone, so its order is the right one.
+        elif not scores or (has_settings and not options.generate.get("do_sample")):
             ranks = [0.0] * len(rows)
         places = [range(i, i + per_source) for i in range(0, len(rows), per_source)]
-        ordered = [sorted(own, key=lambda i: -ranks[i])[: options.num_hypotheses] for own in places]
-        return [[rows[i] for i in own] for own in ordered]
+        return [[rows[i] for i in sorted(own, key=lambda i: -ranks[i])[: options.num_hypotheses]] for own in places]
 
     # -- scoring and aligning ------------------------------------------------------------------------------------------
 
@@ -328,12 +318,7 @@ class Translator:
     def align_tokens(
         self, sources: TokenRows, targets: TokenRows, layer: int | str | None = None, max_tokens: int = 4096
     ) -> list[list[tuple[int, int]]]:
-        """
-        Return links between tokens, at most one for each target token: to the source token with the largest attention,
-        that of the head in the configuration's `alignment_head`, or averaged over the heads of a decoder layer. The
-        rule is that of [`align_pairs`], with each token as a word. There is no link to the source's end token, and none
-        for the target's.
-        """
+        """Return links between tokens, at most one for each target token; the rule is that of [`align_pairs`]."""
         controls = self.codec.control_ids[0], self.codec.control_ids[1] | end_ids(self.model)
         rows = zip(self.attention(sources, targets, layer, None, max_tokens), sources, targets, strict=True)
         return [links_of_tokens(weights, source.ids, target.ids, controls) for weights, source, target in rows]
@@ -341,11 +326,7 @@ class Translator:
     def attention(
         self, sources: TokenRows, targets: TokenRows, layer: int | str | None, head: int | None, max_tokens: int
     ) -> list[np.ndarray]:
-        """
-        Return for each pair the cross-attention under teacher forcing, `(target tokens, source tokens)`; `layer` and
-        `head` as in [`~recnmt_hf.inference.attention_links.choose_attention`]. Without both it is that of the head in
-        the configuration's `alignment_head`, if there is one.
-        """
+        """Return the attention of each pair, `(target tokens, source tokens)`, by default of `alignment_head`."""
         if layer is None and head is None:
             layer, head = getattr(self.model.config, "alignment_head", None) or (None, None)
 
@@ -362,10 +343,7 @@ def pair_with_prefixes(
     if prefixes is None:
         yield from ((sentence, "") for sentence in sentences)
         return
-    missing: Any = object()
-    for number, pair in enumerate(zip_longest(sentences, prefixes, fillvalue=missing)):
-        if missing in pair:
-            names = ["sentences", "prefixes"]
-            field = names.pop(pair.index(missing))
-            raise UserError(f"There are only {short_repr(number)} {field}, but more {names[0]}.", field=field)
-        yield pair
+    for sentence, prefix in zip_longest(sentences, prefixes):
+        if sentence is None or prefix is None:
+            raise UserError("The numbers of sentences and prefixes differ.", field="prefixes")
+        yield sentence, prefix

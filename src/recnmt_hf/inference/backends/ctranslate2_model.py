@@ -18,10 +18,9 @@ from ...data.records import TokenRows
 from ...data.tokenizer_pair import TokenizerPair
 from ...errors import UserError
 from ...models.configuration_nmt_transformer import NMTTransformerConfig
-from ..model_settings import LengthLimits, end_ids, length_limits
+from ..model_settings import LengthLimits, end_ids, length_limits, read_export_settings
 from ..options import DecodingOptions, unusual_settings
-from .export_settings import read_export_settings
-from .protocol import SearchRequest, SearchResult, TranslatesOnly, noted_settings
+from .protocol import SearchRequest, SearchResult, TranslatesOnly
 
 
 # Supported arguments of `generate`, with the engine's names for them; those of sampling, which need `do_sample`.
@@ -62,10 +61,9 @@ class CTranslate2Backend(TranslatesOnly):
     Runs a model in CTranslate2, on `"cpu"` or `"cuda"`; see [`Backend`]. It translates and scores.
 
     The engine's search ends once as many hypotheses are finished as there are beams (transformers'
-    `early_stopping=True`), and divides log-probabilities by `length ** length_penalty`. The best of the finished
-    hypotheses is chosen by the penalty in the options. The search continues to the largest limit of a batch; hypotheses
-    are truncated to their own. Sampling with a seed loads the engine again for each buffer, and threads that sample
-    with a seed wait for each other.
+    `early_stopping=True`), and divides log-probabilities by `length ** length_penalty`. Hypotheses are truncated to
+    their own limits, and the best one is chosen by the penalty in the options. Sampling with a seed loads the engine
+    again for each buffer.
     """
 
     kind = "exported to CTranslate2"
@@ -107,19 +105,18 @@ class CTranslate2Backend(TranslatesOnly):
         """Translate a batch."""
         options, penalty = request.options, float(request.options.penalty())
         prefixes = [[self.target_symbols[id] for id in prefix.ids] for prefix in request.prefixes]
-        with noted_settings(options):
-            results = getattr(self.thread, "engine", self.engine).translate_batch(
-                [[self.source_symbols[id] for id in source.ids] for source in request.sources],
-                target_prefix=prefixes if any(prefixes) else None,
-                max_input_length=0,
-                beam_size=options.beams,
-                num_hypotheses=max(options.beams, options.num_hypotheses),
-                length_penalty=penalty,
-                max_decoding_length=max(request.max_lengths),
-                return_scores=True,
-                return_end_token=True,
-                **self.engine_arguments(options, max(request.max_lengths)),
-            )
+        results = getattr(self.thread, "engine", self.engine).translate_batch(
+            [[self.source_symbols[id] for id in source.ids] for source in request.sources],
+            target_prefix=prefixes if any(prefixes) else None,
+            max_input_length=0,
+            beam_size=options.beams,
+            num_hypotheses=max(options.beams, options.num_hypotheses),
+            length_penalty=penalty,
+            max_decoding_length=max(request.max_lengths),
+            return_scores=True,
+            return_end_token=True,
+            **self.engine_arguments(options, max(request.max_lengths)),
+        )
         hypotheses = [pair for result in results for pair in zip(result.hypotheses, result.scores, strict=True)]
         return SearchResult(
             [[self.target_ids[symbol] for symbol in symbols] for symbols, _ in hypotheses],
@@ -128,10 +125,7 @@ class CTranslate2Backend(TranslatesOnly):
         )
 
     def engine_arguments(self, options: DecodingOptions, max_length: int) -> dict[str, Any]:
-        """
-        Return the engine's arguments for those of `generate` and for the model's settings, within its own limits;
-        `UserError` if unsupported.
-        """
+        """Return the engine's arguments for those of `generate` and for the model's settings."""
         samples, config = options.generate.get("do_sample", False), self.model.generation_config
         if others := sorted(FOR_GENERATE_ALONE & set(unusual_settings(config))):
             raise UserError(f"{others[0]} in generation_config.json is not supported by CTranslate2.")

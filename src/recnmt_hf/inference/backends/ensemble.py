@@ -54,14 +54,17 @@ class EnsembleBackend(TranslatesOnly, TorchBackend):
     needs_own_search = True
 
     def __init__(self, members: Sequence[Backend]):
-        if len(members) < 2:
-            raise UserError(f"An ensemble needs at least two models, got {len(members)}.")
         self.members: list[TorchBackend] = []
+        expected: dict[str, tuple[Any, str]] = {}
         for member in members:
+            name = member.model.name_or_path
             if isinstance(member, EnsembleBackend) or not isinstance(member, TorchBackend):
-                raise UserError(f"{member.model.name_or_path} is not supported in an ensemble, only PyTorch and ONNX.")
+                raise UserError(f"{name} is not supported in an ensemble, only PyTorch and ONNX.")
+            for what, value in shared_settings(member).items():
+                known, first = expected.setdefault(what, (value, name))
+                if value != known:
+                    raise UserError(f"{name} and {first} differ in {what}, so they cannot be an ensemble.")
             self.members.append(member)
-        check_compatible(self.members)
         # The first one is that whose inputs are encoded.
         self.members.sort(key=lambda member: tree_options(member.model.config) is None)
         self.model, self.tokenizers = self.members[0].model, self.members[0].tokenizers
@@ -88,17 +91,6 @@ class EnsembleBackend(TranslatesOnly, TorchBackend):
     def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
         scores = [member.score(sources, targets) for member in self.members]
         return [[sum(values) / len(values) for values in zip(*rows, strict=True)] for rows in zip(*scores, strict=True)]
-
-
-def check_compatible(members: Sequence[Backend]) -> None:
-    """Raise `UserError` if the tokenizers or control tokens of models differ, or the trees that some of them read."""
-    expected: dict[str, tuple[Any, Backend]] = {}
-    for member in members:
-        for name, value in shared_settings(member).items():
-            known, first = expected.setdefault(name, (value, member))
-            if value != known:
-                names = (backend.model.name_or_path for backend in (member, first))
-                raise UserError(f"{' and '.join(names)} differ in {name}, so they cannot be an ensemble.")
 
 
 def shared_settings(backend: Backend) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ...errors import UserError
 from ...models.decoder_cache import spread_over_beams
 from ...models.seq2seq_outputs import CACHE, takes_cache
 from ..devices import resolve_device
-from .export_settings import read_export_settings
+from ..model_settings import read_export_settings
 from .protocol import TranslatesOnly
 from .torch_model import TorchBackend
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -89,14 +89,3 @@ class TranslatesOnly:
 
     def attention(self, sources: TokenRows, targets: TokenRows) -> NoReturn:
         self.inspected_model()
-
-
-@contextmanager
-def noted_settings(options: DecodingOptions) -> Iterator[None]:
-    """Add the user's settings of `generate` to errors of decoding, which often come from them."""
-    try:
-        yield
-    except Exception as error:
-        if options.generate:
-            error.add_note(f"Decoding with generate={options.generate}")
-        raise

@@ -22,6 +22,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from ...data.languages import list_names
 from ...data.records import TokenRows
 from ...data.tokenizer_pair import TokenizerPair
 from ...data.tree_inputs import pad_tree_columns, tree_columns, tree_options
@@ -29,14 +30,12 @@ from ...errors import UserError
 from ...models.kernels_cpu_matmuls import project
 from ...models.seq2seq_outputs import CACHE
 from ..batching import pad_rows
-from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
-from ..model_checks import check_weights
+from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence, SeededDraws
 from ..model_settings import LengthLimits, length_limits, setting, start_id
 from ..options import PYTHON_ARGUMENTS, DecodingOptions
 from ..quantization import Int8Linear
 from ..search import ModelRows, search_all, start_search
-from ..seeded_draws import SeededDraws
-from .protocol import EncodedSources, SearchRequest, SearchResult, noted_settings
+from .protocol import EncodedSources, SearchRequest, SearchResult
 
 
 # Logits that scoring computes at a time (32 MiB in float32); those of a whole batch can take gigabytes.
@@ -129,7 +128,7 @@ class TorchBackend:
             settings["tokenizer"] = self.tokenizers.target
         has_prefixes = any(prefix for request in requests for prefix in request.prefixes)
         generate = partial(self.generate, settings=settings, has_prefixes=has_prefixes)
-        with eval_mode(self.model), noted_settings(options):
+        with eval_mode(self.model):
             if not can_drop_finished(settings, options, self.model.generation_config):
                 if self.needs_own_search:
                     known = ", ".join(sorted(ROWWISE_ARGUMENTS - {"do_sample"}))
@@ -153,7 +152,6 @@ class TorchBackend:
             processors.append(PrefixPerSentence([row.ids for row in own], given=[row.given for row in own]))
         if (end := settings.pop("forced_eos_token_id", setting(self.model, "forced_eos_token_id"))) is not None:
             processors.append(EndPerSentence(end, request.max_lengths))
-        max_lengths = torch.tensor(request.max_lengths, device=self.model.device)
         if any(prefix.start is not None for prefix in request.prefixes):
             settings["decoder_start_token_id"] = start_ids(self.model, request.prefixes)
         if custom_generate is not None:
@@ -161,6 +159,7 @@ class TorchBackend:
         if (allowed := settings.get("prefix_allowed_tokens_fn")) is not None:
             numbers = request.numbers
             settings["prefix_allowed_tokens_fn"] = lambda row, ids: allowed(numbers[row], ids)
+        max_lengths = torch.tensor(request.max_lengths, device=self.model.device)
         return self.model.generate(
             **self.source_inputs(request.sources),
             num_beams=request.options.beams,
@@ -178,12 +177,13 @@ class TorchBackend:
     def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
         inputs, labels = self.source_inputs(sources), self.pad_targets(targets)
         inputs["decoder_input_ids"] = shift_right(self.model, labels, targets)
+        head: Any = getattr(self.model, "lm_head", None)
         with eval_mode(self.model):
-            if not has_linear_output(self.model):
+            if not hasattr(self.model, "model") or type(head) not in (nn.Linear, Int8Linear):
                 log_probs = chosen_log_probs(self.model(**inputs, use_cache=False).logits, labels)
             else:
                 states = self.model.model(**inputs, use_cache=False).last_hidden_state
-                head, bias = self.model.lm_head, getattr(self.model, "final_logits_bias", None)
+                bias = getattr(self.model, "final_logits_bias", None)
                 size, found = max(LOGITS_AT_A_TIME // head.out_features, 1), []
                 for own, ids in zip(states.flatten(0, 1).split(size), labels.flatten().split(size), strict=True):
                     logits = project(head, own)
@@ -199,7 +199,11 @@ class TorchBackend:
             attentions = self.decoder_attention(self.model, encoded, targets)
         if (not attentions or attentions[0] is None) and hasattr(self.model, "set_attn_implementation"):
             self.returns_no_attention = True
-            attentions = self.decoder_attention(eager_copy(self.model), encoded, targets)
+            # The same weights in a model of its own, because other threads may be using this one.
+            tensors: Any = {id(tensor): tensor for tensor in chain(self.model.parameters(), self.model.buffers())}
+            eager = copy.deepcopy(self.model, tensors)
+            eager.set_attn_implementation("eager")
+            attentions = self.decoder_attention(eager, encoded, targets)
         if not attentions or attentions[0] is None:
             raise UserError("The model returns no attention to source words.")
         return attentions
@@ -250,9 +254,22 @@ class TorchBackend:
         return pad_rows([row.ids for row in targets], self.tokenizers.target.pad_token_id, self.model.device)[0]
 
 
-def has_linear_output(model: Any) -> bool:
-    """Return whether the logits of a model are those of a linear layer over its decoder's states."""
-    return hasattr(model, "model") and type(getattr(model, "lm_head", None)) in (nn.Linear, Int8Linear)
+@torch.no_grad()
+def check_weights(model: PreTrainedModel) -> None:
+    """
+    Raise `UserError` if a parameter is NaN or infinite, or a saved buffer has NaN (an infinite bias forbids a token).
+    """
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    checks: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        # Quantized and sharded weights are classes of their own that need not know these operations.
+        is_plain = type(tensor) is torch.Tensor and tensor.device.type != "meta"
+        if is_plain and tensor.numel() and tensor.is_floating_point() and tensor.element_size() > 1:
+            low, high = torch.aminmax(tensor)  # both are NaN if any is
+            checks[name] = low.isfinite() & high.isfinite() if name in parameters else ~low.isnan()
+    results = torch.stack([check.to(model.device) for check in checks.values()]).tolist() if checks else []
+    if bad := [name for name, is_finite in zip(checks, results, strict=True) if not is_finite]:
+        raise UserError(f"These weights are NaN or infinite: {list_names(sorted(bad))}.")
 
 
 def chosen_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -262,27 +279,13 @@ def chosen_log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
 
 
 def shift_right(model: PreTrainedModel, labels: torch.Tensor, targets: TokenRows) -> torch.Tensor:
-    """
-    Return the decoder's input for the padded labels of targets, both `(batch_size, target_length)`, as `generate`
-    starts it.
-    """
+    """Return the decoder's input for padded labels, both `(batch_size, target_length)`."""
     return torch.cat([labels.new_tensor(start_ids(model, targets))[:, None], labels[:, :-1]], dim=1)
 
 
 def start_ids(model: Any, targets: TokenRows) -> list[int]:
     """Return the first input of the decoder for each translation."""
     return [start_id(model) if row.start is None else row.start for row in targets]
-
-
-def eager_copy(model: Any) -> Any:
-    """
-    Return a model with the same weights whose attention returns its weights. The model itself stays as it is, because
-    other threads may be using it.
-    """
-    weights: Any = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
-    copied = copy.deepcopy(model, weights)
-    copied.set_attn_implementation("eager")
-    return copied
 
 
 def can_drop_finished(settings: dict[str, Any], options: DecodingOptions, model_settings: GenerationConfig) -> bool:

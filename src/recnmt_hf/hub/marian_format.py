@@ -1,22 +1,25 @@
-"""Read and write the files in which Marian stores a model: `.npz`, and the binary format of `marian-conv`."""
+"""Files in which Marian stores a model, and the parameters that its arrays become."""
 
 from __future__ import annotations
 
 import io
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import yaml
 
 from .._bounded_reading import MAX_BYTES, read_bounded
 from .._loading_errors import shorten
 from ..data.text import is_url, open_bytes
 from ..errors import UserError
+from ..models.configuration_nmt_transformer import NMTTransformerConfig
+from ..models.seq2seq_loss import FORBIDDEN
 from ..training.recipe_yaml import load_yaml
 
 
@@ -37,6 +40,15 @@ MAX_EXPANSION = 8
 # Endings of arrays with the scale of a layer's input, for arithmetic in 8 bits.
 INPUT_SCALE = "_QuantMultA"
 CONVERSION = "Pass the .npz file, or convert that with marian-conv --gemm-type float32 or intgemm8"
+# The output matrix, now and in older releases of Marian, where it is transposed.
+OUTPUT, OLD_OUTPUT = "decoder_ff_logit_out_Wt", "decoder_ff_logit_out_W"
+OUTPUT_BIAS = "decoder_ff_logit_out_b"
+# Values of a parameter for symbols that Marian does not have.
+FURTHER = {"table": 0.0, "biases": FORBIDDEN}
+ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "out_proj"}
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -58,20 +70,16 @@ def read_marian_file(path: str | Path) -> MarianFile:
     with open_bytes(path) as file:
         content = read_bounded(file, str(path), most_bytes(2**30 if is_url(path) else Path(path).stat().st_size))
     arrays: dict[str, np.ndarray] = {}
-    settings, is_quantized = None, False
+    settings, is_quantized = b"", False
     try:
         for name, array, is_rounded in read_npz(content) if content.startswith(b"PK") else read_binary(content):
             if name == SETTINGS:
                 settings = array.tobytes()
-            elif name in arrays:
-                raise ValueError(f"two arrays have the name {name}")
-            elif array.dtype not in (np.float32, np.float16):
-                raise ValueError(f"the array {name[:60]} has the type {array.dtype}. {CONVERSION}")
+            elif name in arrays or array.dtype not in (np.float32, np.float16):
+                raise ValueError(f"the array {name[:60]} is there twice, or has the type {array.dtype}. {CONVERSION}")
             elif not name.endswith(INPUT_SCALE):
                 arrays[name] = array.astype(np.float32)
             is_quantized |= is_rounded
-        if settings is None:
-            raise ValueError(f"it has no settings ({SETTINGS}). Pass model.npz, not the state of the optimizer")
     except Exception as error:  # numpy, zipfile, zlib and struct raise errors of many kinds without the file's name
         reason = shorten(str(error) or type(error).__name__)
         raise UserError(f"{path} is not an intact model of Marian: {reason}.", field=path) from error
@@ -89,7 +97,7 @@ def parse_settings(content: bytes, path: str) -> dict[str, Any]:
     if len(content) <= MAX_SETTINGS:
         settings = load_yaml(content.split(b"\0")[0].decode("utf-8", "replace"), path)
     if not isinstance(settings, dict):
-        raise UserError(f"{path}: the settings must be names with values, of at most {MAX_SETTINGS} bytes.", field=path)
+        raise UserError(f"{path} must have settings ({SETTINGS}), of at most {MAX_SETTINGS} bytes.", field=path)
     return settings
 
 
@@ -139,10 +147,9 @@ def read_binary(content: bytes) -> Iterator[tuple[str, np.ndarray, bool]]:
     for name, (_, kind, _, length), shape in zip(names, headers, shapes, strict=True):
         data, size, is_embedding = take(length), math.prod(shape), "Wemb" in name
         is_rounded = kind in QUANTIZED_TYPES
-        if is_rounded and (len(shape) != 2 or (not is_embedding and any(n % BLOCK for n in shape))):
-            raise ValueError(f"the array {name[:60]} has 8 bits and the shape {shape}. {CONVERSION}")
-        if not is_rounded and kind not in PLAIN_TYPES:
-            raise ValueError(f"the array {name[:60]} has the type 0x{kind:x}. {CONVERSION}")
+        is_mixed_up = is_rounded and (len(shape) != 2 or (not is_embedding and any(n % BLOCK for n in shape)))
+        if is_mixed_up or not (is_rounded or kind in PLAIN_TYPES):
+            raise ValueError(f"the array {name[:60]} has the type 0x{kind:x} and the shape {shape}. {CONVERSION}")
         dtype = np.dtype("i1") if is_rounded else PLAIN_TYPES[kind]
         needed = size * dtype.itemsize + 4 * is_rounded  # 8-bit integers are divided by the number that follows them
         if min(shape, default=1) < 0 or length not in (needed, -(-needed // ALIGNMENT) * ALIGNMENT):
@@ -156,3 +163,84 @@ def read_binary(content: bytes) -> Iterator[tuple[str, np.ndarray, bool]]:
                 raise ValueError(f"the scale of {name} is {multiplier}")
             array = (array.T if is_transposed else array) / np.float32(multiplier)
         yield name, array, is_rounded
+
+
+# -- parameters --------------------------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """
+    Arrays of Marian and the parameter that they become. Kinds: `"matrix"` is transposed, and several become its rows;
+    `"vector"` has one row in Marian; `"table"` and `"biases"` have an entry for each symbol, and further ones here.
+    """
+
+    arrays: tuple[str, ...]
+    parameter: str
+    kind: str
+
+    def views(self, parameter: torch.Tensor, sizes: Sequence[int]) -> Sequence[torch.Tensor]:
+        """Return views of a parameter with the shapes of Marian's arrays; `sizes` are those of the vocabularies."""
+        size = sizes[self.arrays[0] != "encoder_Wemb"]  # all tables but one belong to the target
+        if self.kind == "matrix":
+            return [part.T for part in parameter.chunk(len(self.arrays))]
+        if self.kind == "vector":
+            return [parameter[None]]
+        return [parameter[:size] if self.kind == "table" else parameter[:, :size]]
+
+
+def linear(prefix: str, module: str, **maps: str) -> list[Place]:
+    """Return the places of linear layers; `maps` are the ends of Marian's names, and the layers within a module."""
+    return [
+        Place((f"{prefix}_{array}{end}",), f"{module}{layer}.{name}", kind)
+        for end, layer in maps.items()
+        for array, name, kind in (("W", "weight", "matrix"), ("b", "bias", "vector"))
+    ]
+
+
+def norm(prefix: str, module: str, ending: str = "") -> list[Place]:
+    """Return the places of a layer norm."""
+    names = {"scale": "weight", "bias": "bias"}
+    return [Place((f"{prefix}_ln_{name}{ending}",), f"{module}.{own}", "vector") for name, own in names.items()]
+
+
+def places_of(config: NMTTransformerConfig, has_bias: bool = True) -> Iterator[Place]:
+    """Yield the places of all parameters of a model."""
+    if config.share_encoder_decoder_embeddings:
+        tables = {"Wemb": "model.shared"}
+    else:
+        tables = {f"{side}_Wemb": f"model.{side}.embed_tokens" for side in ("encoder", "decoder")}
+    if not config.tie_word_embeddings:
+        tables[OUTPUT] = "lm_head"
+    yield from (Place((array,), f"{module}.weight", "table") for array, module in tables.items())
+    if has_bias:
+        yield Place((OUTPUT_BIAS,), "final_logits_bias", "biases")
+    ending = "_pre" if config.normalize_before else ""
+    for side in ("encoder", "decoder"):
+        for i in range(getattr(config, f"{side}_layers")):
+            prefix, layer = f"{side}_l{i + 1}", f"model.{side}.layers.{i}."
+            kind = "self_attention" if side == "encoder" else config.decoder_autoregression
+            if kind == "self_attention":
+                yield from linear(f"{prefix}_self", f"{layer}self_attn.", **ATTENTION)
+                normed = f"{prefix}_self_Wo"
+            elif kind == "ssru":
+                rnn, module = f"{prefix}_rnn", f"{layer}self_attn."
+                yield Place((f"{rnn}_W", f"{rnn}_Wf"), f"{module}in_proj.weight", "matrix")
+                yield Place((f"{rnn}_bf",), f"{module}forget_bias", "vector")
+                if config.decoder_recurrence_projection:
+                    yield from linear(rnn, module, o="out_proj")
+                # Marian names the norm after the sub-layer `_rnn_ffn`, the one before it `_rnn`.
+                normed = rnn if ending else f"{rnn}_ffn"
+            else:
+                maps = {str(number): f"fc{number}" for number in range(1, 1 + config.aan_ffn_layers * config.aan_ffn)}
+                if config.aan_gate == "separate":
+                    maps |= {"i": "input_gate", "f": "forget_gate"}
+                yield from linear(f"{prefix}_aan", f"{layer}self_attn.", **maps)
+                normed = f"{prefix}_aan_ffn"
+            yield from norm(normed, f"{layer}self_attn_layer_norm", ending)
+            if side == "decoder":
+                yield from linear(f"{prefix}_context", f"{layer}encoder_attn.", **ATTENTION)
+                yield from norm(f"{prefix}_context_Wo", f"{layer}encoder_attn_layer_norm", ending)
+            yield from linear(f"{prefix}_ffn", layer, **{"1": "fc1", "2": "fc2"})
+            yield from norm(f"{prefix}_ffn_ffn", f"{layer}final_layer_norm", ending)
+        if config.normalize_before:
+            yield from norm(f"{side}_top", f"model.{side}.layer_norm")
