@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from unittest import mock
 
 import pytest
 import torch
@@ -251,40 +250,6 @@ def test_an_untied_model_has_two_tables_of_one_vocabulary(corpus, tmp_path):
     assert [each.text for each in found] == [text.strip() for text in decoded]
     assert translator.encode_target("ein Hund").ids == tokenizer(text_target="ein Hund")["input_ids"]
     assert (tmp_path / "own" / "target_tokenizer").is_dir()  # which the card loads
-
-
-@pytest.mark.parametrize("model_type", ["biarn_transformer", "gret", "onlstm_transformer", "rpe_transformer"])
-def test_variants_start_from_an_imported_model(imported, model_type, tmp_path):
-    """Parameters of both are copied bit for bit, and fine-tuning runs to a folder that translates."""
-    _, _, folder = imported
-    fields = {name: BASE[name] for name in BASE if name.endswith(("layers", "heads", "ffn_dim")) or name == "d_model"}
-    fields |= {"activation_function": "gelu", "max_position_embeddings": 64, "position_embedding_type": "marian"}
-    recipe = recnmt_hf.Recipe(
-        model={"type": model_type, "preset": "tiny", "fields": fields, "init_from": str(folder)},
-        data={
-            "train": [{"generated": "train", "size": 40}],
-            "validation": [{"generated": "validation", "size": 8}],
-            "max_source_length": 60,
-            "max_target_length": 60,
-        },
-        training={"max_steps": 2, "save_steps": 2, "eval_steps": 2, "max_tokens": 800, "bleu_samples": 0},
-        average={"count": 1},
-    )
-    report = []
-    own = recnmt_hf.models.seq2seq_loading.Seq2SeqPreTrainedModel.init_from_baseline
-
-    def watched(self, baseline):
-        report.append(own(self, baseline))
-        state, source = self.state_dict(), load_file(folder / "model.safetensors")
-        assert all(torch.equal(state[name], source[name]) for name in report[-1].copied if name in source)
-        return report[-1]
-
-    with mock.patch.object(recnmt_hf.models.seq2seq_loading.Seq2SeqPreTrainedModel, "init_from_baseline", watched):
-        model = recnmt_hf.train(recipe, tmp_path / "run")
-    (found,) = report
-    assert {"model.decoder.layers.0.self_attn.q_proj.weight", "model.decoder.layers.1.fc2.bias"} <= set(found.copied)
-    assert len(found.copied) > 40
-    assert recnmt_hf.Translator.from_pretrained(model)("the dog sleeps .", max_new_tokens=5)[0].hypotheses
 
 
 @pytest.mark.parametrize("fields", [{"position_embedding_type": "sinusoidal"}, {"position_embedding_type": "marian"},

@@ -365,16 +365,6 @@ def test_arrays_and_vocabularies_of_other_models(vocabularies, tmp_path):
         refused(path, [str(garbage), files[1]], tmp_path, "is not a SentencePiece model", str(garbage))
 
 
-def test_old_name_of_the_output_matrix(vocabularies, tmp_path):
-    path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "untied")
-    import_marian_file(path, files, tmp_path / "new")
-    arrays["decoder_ff_logit_out_W"] = arrays.pop("decoder_ff_logit_out_Wt").T
-    write_npz(path, settings, arrays)
-    import_marian_file(path, files, tmp_path / "old")
-    weights = [(tmp_path / place / "model.safetensors").read_bytes() for place in ("new", "old")]
-    assert weights[0] == weights[1]
-
-
 def test_damaged_and_foreign_npz_files(vocabularies, tmp_path):
     """No code of a file is run."""
     path, files, _, settings, arrays = write_model(tmp_path, vocabularies, "SSRU")
@@ -459,30 +449,6 @@ def test_files_that_expand_to_much_more_than_they_have(vocabularies, tmp_path):
             import_marian_file(path, files, tmp_path / "out", config)
 
 
-def test_the_name_of_an_output_chooses_its_format(vocabularies, tmp_path, capsys):
-    """`x.npz` is a file of Marian, with its vocabularies beside it; its settings and arrays are read again."""
-    for name, names in (("self-attention", ["x.vocab.spm"]), ("pre-norm", ["x.source.spm", "x.target.spm"])):
-        folder = tmp_path / name
-        folder.mkdir()
-        path, files, _, settings, arrays = write_model(folder, vocabularies, name)
-        own = import_marian_file(path, files, folder / "own")
-        assert main(["convert", str(own), "-o", str(folder / "new/x.npz")]) == 0
-        written = {file.name for file in (folder / "new").iterdir()}
-        assert written == {*names, "x.npz", "x.decoder.yml"}
-        search = yaml.safe_load((folder / "new/x.decoder.yml").read_text())
-        assert (search["models"], search["vocabs"]) == (["x.npz"], [names[0], names[-1]])
-        content = read_marian_file(folder / "new/x.npz")
-        assert content.settings == settings and content.arrays.keys() == arrays.keys()
-        vocabs = [str(folder / "new" / file) for file in search["vocabs"]]
-        config = str(folder / "new/x.decoder.yml")
-        arguments = [str(folder / "new/x.npz"), "-o", str(folder / "again"), "--vocabs", *vocabs, "--config", config]
-        assert main(["convert", *arguments]) == 0
-        weights = [(place / "model.safetensors").read_bytes() for place in (own, folder / "again")]
-        assert weights[0] == weights[1]
-    assert main(["convert", str(own), "-o", str(tmp_path / "x.bin")]) == 2
-    assert "does not end in .npz" in capsys.readouterr().err
-
-
 # -- export of other models --------------------------------------------------------------------------------------------
 
 
@@ -537,34 +503,6 @@ def test_a_fine_tuned_and_a_foreign_model(vocabularies, tmp_path):
     assert content.settings["transformer-guided-alignment-layer"] == settings["dec-depth"]
 
 
-def test_training_goes_back_to_marian(vocabularies, tmp_path):
-    """Without label smoothing the start vector stays zero, and the bias of the output is copied."""
-    path, files, _, _, arrays = write_model(tmp_path, vocabularies, "SSRU")
-    own = import_marian_file(path, files, tmp_path / "own")
-    fields = {"d_model": 16, "encoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-              "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "activation_function": "silu",
-              "final_logits_bias": True}  # fmt: skip
-    recipe = recnmt_hf.Recipe(
-        model={"preset": "student_tiny", "fields": fields, "init_from": str(own)},
-        data={
-            "train": [{"generated": "train", "size": 40}],
-            "validation": [{"generated": "validation", "size": 8}],
-            "max_source_length": 200,
-            "max_target_length": 200,
-        },
-        training={
-            **{"max_steps": 2, "save_steps": 2, "eval_steps": 2, "max_tokens": 2000, "bleu_samples": 0},
-            **{"learning_rate": 0.01, "warmup_steps": 0, "label_smoothing_factor": 0.0},
-        },
-        average={"count": 1},
-    )
-    export_marian_file(recnmt_hf.train(recipe, tmp_path / "run"), tmp_path / "out/model.npz")
-    content = read_marian_file(tmp_path / "out/model.npz")
-    assert content.arrays.keys() == arrays.keys()
-    np.testing.assert_array_equal(content.arrays["decoder_ff_logit_out_b"], arrays["decoder_ff_logit_out_b"])
-    assert np.abs(content.arrays["decoder_l1_rnn_W"] - arrays["decoder_l1_rnn_W"]).max() > 1e-3
-
-
 def check_export(folder, models, pair, path):
     """Assert that the exported arrays compute a model's logits, except those of padding, which Marian does not have."""
     export_marian_file(folder, path / "model.npz")
@@ -576,22 +514,6 @@ def check_export(folder, models, pair, path):
     logits = model(torch.tensor([source]), decoder_input_ids=previous).logits[0].detach().numpy()
     np.testing.assert_allclose(logits[:, : len(models[1])], expected, atol=2e-5)
     return content
-
-
-@pytest.mark.parametrize("preset", ["student_tiny", "tiny"])
-def test_a_model_with_an_imported_vocabulary(preset, vocabularies, corpus, tmp_path):
-    """A student trained by this package, with the tokenizers of an imported model and any head for alignments."""
-    path, files, models, *_ = write_model(tmp_path, vocabularies, "SSRU")
-    own = import_marian_file(path, files, tmp_path / "own")
-    fields = {"d_model": 16, "encoder_layers": 1, "encoder_ffn_dim": 20, "decoder_ffn_dim": 24, "eos_token_id": 0}
-    fields |= {"vocab_size": 91, "pad_token_id": 90, "decoder_start_token_id": 90, "alignment_head": [0, 0]}
-    fields |= {"position_embedding_type": "tensor2tensor", "layer_norm_eps": 1e-6}
-    config = recnmt_hf.NMTTransformerConfig.from_preset(preset, **fields)
-    recnmt_hf.NMTTransformerForConditionalGeneration(config).save_pretrained(own)
-    content = check_export(own, models, corpus["test"][0][:2], tmp_path / "out")
-    assert content.settings["transformer-guided-alignment-layer"] == 1 and content.settings["output-omit-bias"]
-    again = import_marian_file(tmp_path / "out/model.npz", files, tmp_path / "again")
-    assert AutoModelForSeq2SeqLM.from_pretrained(again).config.alignment_head == [0, 0]
 
 
 def test_a_marianmt_checkpoint(vocabularies, corpus, tmp_path):

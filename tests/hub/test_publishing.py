@@ -36,7 +36,6 @@ from recnmt_hf.hub.publishing import (
     recipe_of,
 )
 from recnmt_hf.inference.results import Hypothesis, Translation
-from recnmt_hf.training.checkpoints import faults_of
 from recnmt_hf.training.evidence import Evidence, TestScore, sum_of_lines
 from recnmt_hf.training.testing import add_score
 
@@ -267,15 +266,6 @@ def test_pushing_and_loading_by_name(run_folder, repository_folder, tmp_path):
         assert send("apache-2.0")[0].startswith("tester/model: ")
         hub.refuse = None
         assert send(name="no/such/name")[0].startswith("no/such/name: ")
-
-
-def test_a_card_leaves_a_checkpoint_complete(run_folder, tmp_path):
-    folder = shutil.copytree(run_folder / "checkpoint-4", tmp_path / "checkpoint-4")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert write_card(folder) == folder / "README.md"
-    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert {path.name for path in after if after[path] != before.get(path)} == {"README.md"}
-    assert faults_of(folder) == [] and after.keys() == before.keys()
 
 
 def test_a_card_is_not_written_through_a_link(run_folder, tmp_path):

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import pickle
 import threading
 import traceback
 from contextlib import contextmanager
@@ -13,9 +12,8 @@ import pytest
 import yaml
 from loopback_hub import loopback_hub
 
-import recnmt_hf
 from recnmt_hf.commands.main import main
-from recnmt_hf.data.corpora import Corpus, load_pairs
+from recnmt_hf.data.corpora import load_pairs
 from recnmt_hf.models.user_errors import UserError, masked
 from recnmt_hf.training.evidence import Evidence
 
@@ -194,14 +192,6 @@ def test_no_error_repeats_a_secret(server, tmp_path, capfd):
 def test_what_is_masked(text, expected):
     assert masked(text) == masked(expected) == expected
     assert masked({"a": [text], "password": text, "key": 1}) == {"a": [expected], "password": "***", "key": 1}
-
-
-def test_a_corpus_shows_no_secret(server):
-    """However it is written; copies, also those of other processes, can read it."""
-    corpus = Corpus(tsv=f"{server[0]}/a.tsv")
-    for copy in (corpus, pickle.loads(pickle.dumps(corpus)), recnmt_hf.Recipe(data={"train": [corpus]}).data.train[0]):
-        assert_no_secret(repr(copy), str(copy.tsv), f"{copy.tsv}", json.dumps(copy.identity()), copy.tsv.upper())
-        assert len(list(copy.pairs("en", "de"))) == 9
 
 
 def test_chained_links_hide_folders():

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from user_errors import rejects
 
-from recnmt_hf.inference import MaxLengthPerSentence, PrefixPerSentence, VaswaniLengthPenalty, length_penalty
+from recnmt_hf.inference import MaxLengthPerSentence, PrefixPerSentence, VaswaniLengthPenalty
 
 
 def test_vaswani_penalty_is_a_number_for_generate():
@@ -14,29 +13,12 @@ def test_vaswani_penalty_is_a_number_for_generate():
     assert penalty == 0.6 and 7 ** VaswaniLengthPenalty(0.0) == 1.0
 
 
-def test_penalties_by_name():
-    assert isinstance(length_penalty("vaswani", 0.6), VaswaniLengthPenalty) and length_penalty("vaswani", 0.6) == 0.6
-    assert type(length_penalty("hf", 1)) is float and 4 ** length_penalty("hf", 0.5) == 2.0
-    for wrong in (101, -101, "x", True, None):
-        with rejects(field="length_penalty"):
-            length_penalty("hf", wrong)
-    with rejects(field="length_penalty_type"):
-        length_penalty("google", 0.6)
-
-
 def test_limits_apply_to_the_rows_of_their_sentence():
     """Two rows for each of two sentences; new tokens count, the prompt does not."""
     ids = torch.zeros(4, 5, dtype=torch.long)
     assert MaxLengthPerSentence(torch.tensor([4, 5]))(ids, None).tolist() == [True, True, False, False]
     assert MaxLengthPerSentence(torch.tensor([2, 3]), 3)(ids, None).tolist() == [True, True, False, False]
     assert MaxLengthPerSentence(torch.tensor([5, 6]), 0)(ids[:2], None).tolist() == [True, False]
-
-
-def test_limits_and_prefixes_follow_the_device_of_the_search():
-    """They are created on the CPU and may be called on another device."""
-    ids = torch.zeros(4, 5, dtype=torch.long, device="meta")
-    assert MaxLengthPerSentence(torch.tensor([4, 5]))(ids, None).is_meta
-    assert PrefixPerSentence([[2, 0], [1]], prompt_length=4)(ids, torch.zeros(4, 3, device="meta")).is_meta
 
 
 def test_prefixes_leave_one_token_to_choose():

@@ -222,15 +222,6 @@ def test_greedy_search_continues_a_prefix(translator, sentences):
     assert processor(torch.zeros(4, 3, dtype=torch.long), scores) is scores
 
 
-def test_a_prefix_of_a_split_sentence_begins_its_first_part(translator, sentences):
-    long = " ".join(sentences)
-    limit = max(len(translator.encode_source(each)) for each in sentences)
-    settings = {"max_source_length": limit, "on_long": "split", "beams": 1, "max_length_extra": 3}
-    settings["split_sentences"] = "never"
-    (free,), (found,) = translator([long], **settings), translator([long], ["Der Hund"], **settings)
-    assert found.text.startswith("Der Hund") and found.text.count("Der Hund") == 1 + free.text.count("Der Hund")
-
-
 def test_forced_ends_do_not_depend_on_the_batch(translator):
     texts, end = ["a", "a b c d e f g"], translator.model.config.eos_token_id
     options = {"beams": 1, "max_length_extra": 3, "generate": {"forced_eos_token_id": end}}

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 import transformers
-from ensembles import ensemble_of
 from user_errors import rejects
 
 from recnmt_hf.commands.main import main
@@ -140,16 +139,6 @@ def test_the_task_in_a_folder(tmp_path):
         assert read_model_task(tmp_path) == task
 
 
-def test_loading_reads_the_task(tiny_folder, translator, tmp_path):
-    translator.model.save_pretrained(tmp_path)
-    translator.tokenizer.save_pretrained(tmp_path)
-    (tmp_path / EVIDENCE).write_text('{"languages": ["de", "de"]}')
-    loaded = Translator.from_pretrained(tmp_path, device="cpu")
-    pipe = transformers.pipeline("recnmt-translation", str(tmp_path), device="cpu")
-    assert loaded.task == pipe.translator.task == ModelTask("de", True, "de")
-    assert ensemble_of([loaded, loaded]).task == ModelTask("de", True, "de") != translator.task
-
-
 # -- where a line is a segment -----------------------------------------------------------------------------------------
 
 
@@ -231,17 +220,6 @@ def test_a_call_warns_once(silent, warnings):
         "7 of 14 translations have less than a quarter of their source's letters (sentence numbers: 1, 3, 5, 7, 9, ...)"
     )
     assert warnings[0].startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("options", "summarizes"), [({"on_long": "truncate"}, False), ({}, True), ({"warn_short": False}, False)]
-)
-def test_summaries_cause_no_warning(silent, warnings, options, summarizes):
-    silent.task = ModelTask("en", summarizes)
-    list(silent.translate([LONG], **options))
-    pipe_options = {name: value for name, value in options.items() if name != "warn_short"}
-    assert silent.codec.is_summarizing(DecodingOptions(**pipe_options)) is (options != {"warn_short": False})
-    assert not warnings
 
 
 def test_the_pipeline_numbers_its_sentences(silent, warnings):
