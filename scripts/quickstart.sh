@@ -2,7 +2,7 @@
 # Trains a tiny model on the generated English-German corpus, translates unseen sentences and scores them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-source scripts/environment.sh
+RECNMT_EXTRAS="" source scripts/environment.sh
 out="${1:-outputs/quickstart}"
 
 echo
