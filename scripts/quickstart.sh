@@ -14,7 +14,7 @@ echo
 echo "2/3  Source, output and reference, and the scores by length."
 recnmt corpus --output "$out-corpus"
 recnmt evaluate "$out/model-test.de" --references "$out-corpus/test.de" --source "$out-corpus/test.en" \
-    --length-edges 10 20 30 --examples 6
+    --length-edges 10 20 30 --examples 3
 
 echo
 echo "3/3  Translating one more sentence with the model in $out/model."

@@ -99,8 +99,8 @@ class DecodingOptions:
     )
     split_sentences: Literal["auto", "always", "never"] = option(
         "auto",
-        "whether to translate the sentences of a line one by one; auto: yes, except in a line with a prefix, with "
-        "on_long=truncate, and for a model for summaries",
+        "split each line into sentences before translating; auto: unless the line has a prefix, on_long is "
+        "truncate, or the model summarizes",
     )
     source_lang: str | None = option(
         None,
@@ -126,8 +126,8 @@ class DecodingOptions:
     alignments: bool = option(False, "add source-target links of tokens, read from the cross-attention")
     alignment_layer: Annotated[int | Literal["mean"] | None, Range(least=0)] = option(
         None,
-        "decoder layer whose attention gives the links, or mean: the mean of all layers; defaults to the head trained "
-        "to align words (alignment_head of the configuration), else to the layer below the top",
+        "decoder layer to read alignments from, or mean: the average of all; default: the trained alignment head if "
+        "there is one, else the layer below the top",
     )
     buffer: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
         2000, "number of sentences that are read, sorted by length, translated and written together"

@@ -51,8 +51,8 @@ class ModelSection:
     )
     init_from: str | None = option(
         None,
-        "trained model (folder or model id) that provides the initial weights (`init_from_baseline`), the tokenizers, "
-        "and fields without parameters that `model.fields` does not state",
+        "model to start from (folder or Hub id): its weights and tokenizers are used, and its settings unless "
+        "`model.fields` overrides them",
     )
 
     def __post_init__(self) -> None:
