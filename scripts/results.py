@@ -754,6 +754,7 @@ def sections_of(
 
     return {
         "table": lambda _: table_of(rows, rows, COLUMNS),
+        "scores": lambda _: table_of(rows, rows, ("model", "seeds", "parameters", "BLEU", "length", "p ", "mark")),
         "setup": lambda _: setup_of(rows, missing_rows, stored),
         "plots": lambda _: plots_of(folder, rows),
         "summary": lambda _: summary_of(rows, missing_rows, f"model_cards/{folder.name}.md"),
