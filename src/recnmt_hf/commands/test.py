@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
             dataset["source_trees"] = Path(trees).name
         tested = test_model(translator, shown, sources, references, language, options, scorer, [dataset])
         score, translations, summary = tested
-        if baseline is not None:
+        if baseline is not None and shown == name:
             compare_with_baseline(score, translations, references, baseline, without_private(args.baseline), scorer)
             baseline_scores = ", ".join(f"{value:.2f}" for value in score.baseline_scores.values())
             summary += f"; {args.baseline} {baseline_scores}, p = {score.p_value:.4f} ({score.test})"
