@@ -237,7 +237,17 @@ def sets_of(references: list[Any]) -> list[Any]:
 
 
 class TextMetric(evaluate.Metric):
-    """A metric over translations and one or several references each, as in `evaluate`'s own sacrebleu."""
+    """
+    A metric over translations and one or several references each, as in `evaluate`'s own sacrebleu.
+
+    Args of `compute`:
+        predictions (`list[str]`): Translations.
+        references (`list[str]` or `list[list[str]]`): Their references.
+        **options: Those of the metric's function, e.g. [`sacrebleu_score`].
+
+    Returns:
+        `dict`: `score` and `signature`.
+    """
 
     name = ""
     citation = ""

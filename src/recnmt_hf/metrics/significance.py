@@ -81,6 +81,9 @@ def compare_systems(
         metric (`str`, *optional*, defaults to `"bleu"`): `"bleu"`, `"rouge1"`, `"rouge2"` or `"rougeL"`.
         units (`str`, *optional*, defaults to `"words"`): Units of ROUGE's n-grams, as for [`units_of`].
 
+    Returns:
+        `list[Comparison]`: One for each system, the baseline first.
+
     Raises:
         ValueError: There are fewer than two systems, no such method, metric, units or tokenizer, a number is not
             allowed, or lengths differ.
