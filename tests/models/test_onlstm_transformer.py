@@ -317,7 +317,7 @@ def test_cumulative_sums_are_float32_whatever_the_type_outside():
     for parameter in layer.parameters():
         torch.nn.init.zeros_(parameter)
     inputs = torch.zeros(1, 1, 4, dtype=torch.bfloat16)
-    distance = layer.distances(inputs, torch.zeros(1, 1, 512, dtype=torch.bfloat16))
+    distance = layer(inputs, measured=torch.zeros(1, 1, 512, dtype=torch.bfloat16))
     assert distance.dtype == torch.float32
     torch.testing.assert_close(distance, torch.tensor([[1 - 513 / 1024]]))
 

@@ -48,7 +48,10 @@ class RPETransformerConfig(NMTTransformerConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.rpe_dim is None:
-            self.rpe_dim = self.usual_rpe_dim()
+            # The paper's share of the channels, rounded to what is allowed.
+            step, is_head = self.rpe_step() or 1, self.rpe_type == "rpehead"
+            share = self.d_model * 5 / 8 / step + 0.5 if is_head else self.d_model / 2 / step
+            self.rpe_dim = min(max(math.floor(share), 1) * step, self.d_model) if self.rpe_type else 0
         super().__post_init__(**kwargs)
 
     def rpe_step(self) -> int:
@@ -57,15 +60,6 @@ class RPETransformerConfig(NMTTransformerConfig):
         if self.rpe_type == "rpehead":
             heads = (self.d_model // heads[0], self.d_model // heads[1])
         return math.lcm(2, *heads)
-
-    def usual_rpe_dim(self) -> int:
-        """Return the paper's share of the channels."""
-        if self.rpe_type is None:
-            return 0
-        step = self.rpe_step() or 1
-        share = self.d_model * 5 / 8 if self.rpe_type == "rpehead" else self.d_model / 2
-        rounded = math.floor(share / step + (0.5 if self.rpe_type == "rpehead" else 0)) * step
-        return min(max(rounded, step), self.d_model)
 
     @property
     def recurrent_channels(self) -> int:

@@ -204,8 +204,6 @@ class Seq2SeqConfig(PreTrainedConfig):
     def validate_output_attentions(self) -> None:
         """Leave this check to the setter of `output_attentions`, which raises a plain `ValueError`."""
 
-    # -- checks ------------------------------------------------------------------------------------------------------
-
     def check_values(self) -> None:
         """Raise `UserError` for fields that contradict each other; subclasses extend it."""
         most = LARGEST_TABLE // self.d_model

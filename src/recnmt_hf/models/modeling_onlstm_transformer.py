@@ -116,22 +116,16 @@ class ONLSTMLayer(nn.Module):
             init.zeros_(self.bias)
             init.ones_(self.bias[: self.hidden_size])
 
-    def extra_repr(self) -> str:
-        return f"{self.weight_ih.shape[1]}, {self.hidden_size}, chunk_size={self.chunk_size}"
-
     def forward(self, inputs: Tensor, initial_state: Any = None, measured: Any = None) -> Tensor:
         """
         Map inputs `(batch_size, length, input_size)` to states `(batch_size, length, hidden_size)`; with the states
-        `measured`, return their [`distances`] (here, since weights that are offloaded are loaded for `forward` alone).
+        `measured` of left-aligned inputs, return 1 - mean of f~ for every word, `(batch_size, length)` (here, since
+        weights that are offloaded are loaded for `forward` alone).
         """
-        if measured is not None:
-            return self.distances(inputs, measured)
-        gates = fast_linear(inputs.transpose(0, 1), self.weight_ih, self.bias)
-        return on_lstm_reference(gates, self.weight_hh, chunk_size=self.chunk_size)[0].transpose(0, 1)
-
-    def distances(self, inputs: Tensor, states: Tensor) -> Tensor:
-        """Return 1 - mean of f~ for every word, `(batch_size, length)`, from left-aligned inputs and states."""
-        previous = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], dim=1)
+        if measured is None:
+            gates = fast_linear(inputs.transpose(0, 1), self.weight_ih, self.bias)
+            return on_lstm_reference(gates, self.weight_hh, chunk_size=self.chunk_size)[0].transpose(0, 1)
+        previous = torch.cat([torch.zeros_like(measured[:, :1]), measured[:, :-1]], dim=1)
         rows = slice(4 * self.hidden_size, 4 * self.hidden_size + self.sizes[4])
         scores = nn.functional.linear(inputs, self.weight_ih[rows], self.bias[rows])
         scores = scores + nn.functional.linear(previous.to(inputs.dtype), self.weight_hh[rows])

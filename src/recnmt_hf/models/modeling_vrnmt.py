@@ -433,8 +433,6 @@ class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGene
     # Fields of the output, means over the target words, that trainers log.
     logged_outputs = ("kl",)
 
-    # -- training ----------------------------------------------------------------------------------------------------
-
     def set_training_step(self, step: int) -> None:
         """Set the number of training steps made so far, on which the weight of the KL divergence depends."""
         self.model.training_step.fill_(step)
@@ -489,8 +487,6 @@ class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGene
                     if linear is not None:
                         linear.weight.zero_()
         return report
-
-    # -- generation --------------------------------------------------------------------------------------------------
 
     def check_beams(self, beams: int, field: str = "num_beams") -> None:
         """Raise `UserError` for a number of beams that the model does not support."""

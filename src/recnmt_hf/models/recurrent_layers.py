@@ -15,7 +15,6 @@ from .decoder_cache import recurrent_layer
 from .kernels_cpu_matmuls import project
 from .kernels_shared import dropout, graph_operator, is_exporting, scan_steps, wide_type, with_autocast
 from .seq2seq_loading import Initialization
-from .user_errors import UserError, short_repr
 
 
 # cuDNN copies parameters that are not in one piece; those of a layer are small.
@@ -33,10 +32,6 @@ class RecurrentLayer(nn.Module):
 
     def __init__(self, cell: str, input_size: int, hidden_size: int):
         super().__init__()
-        if cell not in CELLS:
-            raise UserError(
-                f"cell={short_repr(cell)} is not a recurrent cell. Choose one of {', '.join(CELLS)}.", field="cell"
-            )
         self.cell, self.input_size, self.hidden_size = cell, input_size, hidden_size
         rows = CELLS[cell] * hidden_size
         self.weight_ih_l0 = nn.Parameter(torch.empty(rows, input_size))
@@ -58,9 +53,6 @@ class RecurrentLayer(nn.Module):
 
     def initialize(self, start: Initialization) -> None:
         start.recurrent_(self)
-
-    def extra_repr(self) -> str:
-        return f"{self.cell}, {self.input_size}, {self.hidden_size}"
 
     def forward(self, inputs: Tensor, *initial: Tensor | None, with_all: bool = False) -> Any:
         """

@@ -194,8 +194,6 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         if self.final_logits_bias is not None:
             init.zeros_(self.final_logits_bias)
 
-    # -- matmuls of generation ---------------------------------------------------------------------------------------
-
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """
         Generate as transformers does. On the CPU, linear layers keep a second copy of their weights, in an order that
@@ -213,8 +211,6 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         unpack_weights(self)  # moved or converted
         return super()._apply(*args, **kwargs)
-
-    # -- embeddings --------------------------------------------------------------------------------------------------
 
     def resize_decoder_token_embeddings(self, new_num_tokens: int, mean_resizing: bool = True) -> nn.Embedding:
         """Resize target embedding and output matrix; raises `UserError` for a shared vocabulary."""
@@ -236,8 +232,6 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         if self.final_logits_bias is not None:
             new_columns = size - self.final_logits_bias.shape[1]
             self.final_logits_bias = nn.functional.pad(self.final_logits_bias, (0, new_columns))
-
-    # -- forward -----------------------------------------------------------------------------------------------------
 
     @takes_cache
     @can_return_tuple
@@ -278,18 +272,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
                 decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             kwargs |= self.inputs_from_labels(labels)
         kwargs["return_dict"] = True
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            cache=cache,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
+        sides = input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs, cache
+        outputs = self.model(*sides, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
         features = outputs.last_hidden_state
         loss = logits = None
         if labels is not None and not return_logits:
@@ -337,8 +321,6 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         shifted[:, 0] = start
         shifted[:, 1:] = labels[:, :-1]
         return shifted.masked_fill(shifted == IGNORE_INDEX, padding)
-
-    # -- generation --------------------------------------------------------------------------------------------------
 
     def create_masks_for_generate(
         self, attention_mask: Tensor | None = None, **kwargs: Any

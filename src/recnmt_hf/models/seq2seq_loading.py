@@ -141,8 +141,6 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
     def dummy_inputs(self) -> dict[str, Tensor]:
         return dict.fromkeys(("input_ids", *self.further_inputs), super().dummy_inputs["input_ids"])
 
-    # -- tied weights ------------------------------------------------------------------------------------------------
-
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         # Each class declares the ties of its config, so source and target can share a matrix while the output has its
         # own; transformers' reading of `tie_word_embeddings=False` would untie both.
@@ -196,8 +194,6 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
     def set_target_size(self, size: int) -> None:
         """Set the size of the target vocabulary after resizing."""
         self.config.decoder_vocab_size = size
-
-    # -- saving ------------------------------------------------------------------------------------------------------
 
     def save_pretrained(  # type: ignore[override]  # other arguments of transformers are passed on
         self, save_directory: str | Path, is_main_process: bool = True, *args: Any, **kwargs: Any
@@ -257,8 +253,6 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
         # Pushing puts the repository's own card, or transformers' default, over the saved one.
         self.write_card(self.config, working_dir, str(repo_id))
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
-
-    # -- warm start --------------------------------------------------------------------------------------------------
 
     def init_from_baseline(self, baseline: str | Path | PreTrainedModel) -> WarmStartReport:
         """
