@@ -16,7 +16,6 @@ from compiled_graphs import (
     GraphCounter,
     batches,
     count_generation,
-    count_training,
     gradients_of,
     graphs_of_marian,
     needs_compiler,
@@ -55,17 +54,6 @@ def lengths_for(model_type):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_training_with_dynamic_shapes(model_type):
-    """Without a mask; and with the loss that the package's own training takes, which makes no logits."""
-    settings = {"dynamic": True, "lengths": lengths_for(model_type)}
-    expected = graphs_of_marian(count_training, False, **settings)
-    model = build(model_type).train()
-    graphs, breaks = count_training(model, False, **settings, inputs={"return_logits": False, "smoothing": 0.1})
-    assert breaks == 0 and graphs <= expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model_type", FAMILIES)
 @pytest.mark.parametrize(
     ("static", "dynamic"), [(False, True), (True, None)], ids=["growing cache, dynamic shapes", "static cache"]
 )
@@ -85,15 +73,6 @@ def test_generation_in_other_modes(static, dynamic):
     expected = graphs_of_marian(count_generation, static, **settings)
     graphs, breaks = count_generation(scatter_parameters(build("rpe_transformer")).eval(), static, **settings)
     assert breaks == 0 and graphs <= expected
-
-
-def test_a_compiled_model_generates_as_it_is():
-    """As with MarianMT, `generate` of what `torch.compile(model)` returns calls the model itself."""
-    model, counter = build("rpe_transformer").eval(), GraphCounter.start()
-    compiled = torch.compile(model, backend=counter)
-    source = next(batches())["input_ids"]
-    assert torch.equal(compiled.generate(source, max_new_tokens=4), model.generate(source, max_new_tokens=4))
-    assert counter.counts() == (0, 0)
 
 
 @pytest.mark.slow

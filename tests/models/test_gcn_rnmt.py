@@ -3,7 +3,6 @@
 import importlib.util
 import inspect
 import itertools
-import logging
 import math
 import sys
 
@@ -12,9 +11,9 @@ import torch
 from compiled_graphs import MOST_LENGTHS
 from model_contract import VOCABULARY, ModelContract, scatter_parameters
 from slow_transformer import recurrent_step
-from transformers.utils import logging as transformers_logging
 
-from recnmt_hf import GCNRNMTConfig, GCNRNMTForConditionalGeneration, RNMTConfig, RNMTForConditionalGeneration
+from recnmt_hf import GCNRNMTConfig, GCNRNMTForConditionalGeneration
+from recnmt_hf.models import modeling_gcn_rnmt
 from recnmt_hf.models.configuration_gcn_rnmt import DIRECTIONS
 from recnmt_hf.models.modeling_gcn_rnmt import Edges, GCNRNMTEncoder, GraphConvolution
 from recnmt_hf.models.recurrent_layers import left_aligned
@@ -39,6 +38,7 @@ class TestGCNRNMT(ModelContract):
 
     config_class = GCNRNMTConfig
     model_class = GCNRNMTForConditionalGeneration
+    plain = {"gcn_layers": 0}
     # A layer of width w with R relations has 3 w^2 + 4 w + 2 R w + 2 R + 1 parameters.
     growth = [
         ("base", {}, 2 * (3 * 1024**2 + 4 * 1024 + 2 * 101 * 1024 + 2 * 101 + 1)),
@@ -382,24 +382,16 @@ def test_generate_reads_trees(mode):
             assert found[row * group : (row + 1) * group].equal(alone)
 
 
-def test_missing_trees_warn_once(caplog):
-    transformers_logging.get_logger().warning_once.cache_clear()
-    source = torch.randint(4, VOCABULARY, (2, 6))
-    logger = logging.getLogger("transformers")
-    logger.addHandler(caplog.handler)
-    try:
-        for fields in ({"gcn_layers": 0}, {"gcn_directions": ["loop"]}):
-            build(**fields)(source, labels=source)
-        assert not caplog.records
-        model = build()
-        model(source, labels=source, **random_trees(2, 6))
-        assert not caplog.records
-        for _ in range(2):
-            model(source, labels=source)
-            model.generate(source, max_new_tokens=2)
-    finally:
-        logger.removeHandler(caplog.handler)
-    assert len(caplog.records) == 1 and "dependency_heads" in caplog.text
+def test_missing_trees_warn_once(monkeypatch):
+    warnings, source = [], torch.randint(4, VOCABULARY, (2, 6))
+    monkeypatch.setattr(modeling_gcn_rnmt.logger, "warning_once", warnings.append)
+    for fields in ({"gcn_layers": 0}, {"gcn_directions": ["loop"]}):
+        build(**fields)(source, labels=source)
+    model = build()
+    model(source, labels=source, **random_trees(2, 6))
+    assert not warnings
+    model.generate(source, max_new_tokens=2)
+    assert len(warnings) == 1 and "dependency_heads" in warnings[0]
 
 
 def test_further_inputs_are_declared_where_trainers_and_generate_look():
@@ -438,23 +430,6 @@ def test_initial_values():
                     assert parameter.tolist() == [1.0]
                 elif parameter.numel() > 500:
                     assert 0.008 < parameter.std() < 0.012 and parameter.mean().abs() < 0.002
-
-
-def test_the_baseline_has_all_other_parameters():
-    config = GCNRNMTConfig(vocab_size=50, d_model=16, num_relations=RELATIONS)
-    baseline = config.baseline()
-    assert (baseline.gcn_layers, baseline.baseline(), config.baseline_first) == (0, None, None)
-    model = GCNRNMTForConditionalGeneration(config)
-    report = model.init_from_baseline(GCNRNMTForConditionalGeneration(baseline))
-    assert report.fresh and all("gcn_layers" in name for name in report.fresh) and report.unused == []
-    # The same model as RNNsearch in the family of RNMT.
-    rnnsearch = RNMTConfig(vocab_size=50, d_model=16, decoder_type="rnnsearch", relation_layers=0)
-    rnnsearch = RNMTForConditionalGeneration(rnnsearch).eval()
-    twin = GCNRNMTForConditionalGeneration(baseline).eval()
-    assert twin.init_from_baseline(rnnsearch).fresh == []
-    source = torch.randint(4, 50, (2, 6))
-    logits = twin(source, labels=source, **random_trees(2, 6)).logits  # without layers, trees change nothing
-    assert torch.equal(logits, rnnsearch(source, labels=source).logits)
 
 
 # -- the artificial task --

@@ -1,12 +1,9 @@
 """The shared core of recurrent models: masked recurrent layers, cache layers, memories and outputs by name."""
 
-from dataclasses import dataclass, field, fields
-
 import pytest
 import torch
 from torch import nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
-from transformers.modeling_outputs import Seq2SeqModelOutput
 from user_errors import rejects
 
 from recnmt_hf.models.decoder_cache import (
@@ -18,7 +15,6 @@ from recnmt_hf.models.decoder_cache import (
     complete_cache,
     concat,
     read_source_memory,
-    source_memories,
 )
 from recnmt_hf.models.recurrent_layers import (
     CachedRecurrence,
@@ -27,14 +23,6 @@ from recnmt_hf.models.recurrent_layers import (
     masked_mean,
 )
 from recnmt_hf.models.seq2seq_loading import Initialization
-from recnmt_hf.models.seq2seq_outputs import (
-    Seq2SeqDecoderOutput,
-    Seq2SeqEncoderOutput,
-    extra_values,
-    memory_mask,
-    memory_states,
-    with_extra_outputs,
-)
 
 
 # -- recurrent layers ---
@@ -269,46 +257,6 @@ def filled_sources(keys, beams, num_layers=1):
     return sources
 
 
-def test_an_empty_growing_cache_gets_source_memories_once():
-    """Caches that hold something and static ones stay as they are."""
-    cache, keys = EncoderDecoderCache(DynamicCache(), DynamicCache()), torch.randn(2, 1, 3, 4)
-    complete_cache(cache, None, 4)
-    sources = cache.cross_attention_cache
-    assert source_memories(cache) is sources and len(sources.layers) == 4
-    complete_cache(cache, None, 6)
-    assert cache.cross_attention_cache is sources and len(sources.layers) == 4
-    filled = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    filled.cross_attention_cache.update(keys, keys, 0)
-    static = EncoderDecoderCache(DynamicCache(), Cache(layers=[StaticLayer(3)]))
-    for other in (filled, static):
-        before = other.cross_attention_cache
-        complete_cache(other, None, 2)
-        assert other.cross_attention_cache is before and len(before.layers) == 1
-        assert source_memories(other) is None
-    assert source_memories(None) is None and source_memories(DynamicCache()) is None
-
-
-def test_source_memory_goes_with_selected_and_repeated_rows():
-    keys, shared = torch.randn(3, 1, 2, 4), torch.zeros(1, 1)
-    cache = EncoderDecoderCache(DynamicCache(), SourceMemoryCache(1))
-    sources, layer = cache.cross_attention_cache, cache.cross_attention_cache.layers[0]
-    sources.update(keys, -keys, 0)  # as transformers fills a layer: one row for each source
-    sources.masks |= {"encoder": torch.tensor([[0], [1], [2]]), "other": None, "shared": shared}
-    assert layer.is_initialized
-    cache.batch_select_indices(torch.tensor([2, 0]))
-    cache.batch_repeat_interleave(2)
-    cache.reorder_cache(torch.tensor([3, 0, 1, 2]))
-    expected = [0, 2, 2, 0]
-    assert torch.equal(layer.keys, keys[expected]) and torch.equal(layer.values, -keys[expected])
-    assert sources.masks["encoder"][:, 0].tolist() == expected
-    assert sources.masks["other"] is None and sources.masks["shared"] is shared
-    cache.reset()
-    assert layer.keys is None and layer.values is None and not layer.is_initialized
-    sources.masks["encoder"] = shared
-    cache.reorder_cache(torch.tensor([0]))  # without memories, rows belong to no source
-    assert not sources.masks
-
-
 def test_joined_caches_have_the_rows_of_both():
     """Layers of transformers and of this package; shorter memories are filled up, and all beams have their source."""
     states, keys, memory = torch.randn(5, 3, 2), torch.randn(5, 1, 3, 4), torch.randn(3, 1, 6, 4)
@@ -368,31 +316,3 @@ def test_memories_in_foreign_caches_have_a_row_for_each_beam(static):
 
 
 # -- memories and outputs ---
-
-
-@dataclass
-class SummaryOutput(Seq2SeqEncoderOutput):
-    summary_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("summary"))
-    summary_mask: torch.Tensor | None = field(default=None, metadata=memory_mask("summary"))
-    scores: tuple[torch.Tensor, ...] | None = None
-
-
-def test_extra_outputs_reach_the_joined_output():
-    """From whichever output has them; what was not recorded is None. A tensor's method of the same name is none."""
-
-    @dataclass
-    class NormOutput(Seq2SeqDecoderOutput):
-        norm: tuple[torch.Tensor, ...] | None = None
-
-    plain = (Seq2SeqEncoderOutput, Seq2SeqDecoderOutput)
-    assert with_extra_outputs(Seq2SeqModelOutput, plain, "ToyOutput", "toys") is Seq2SeqModelOutput
-    made = with_extra_outputs(Seq2SeqModelOutput, (*plain, SummaryOutput, NormOutput), "ToyOutput", "toys")
-    assert issubclass(made, Seq2SeqModelOutput) and (made.__module__, made.__qualname__) == ("toys", "ToyOutput")
-    assert made.__doc__.startswith("[`Seq2SeqModelOutput`]") and "[`SummaryOutput`] [`NormOutput`]" in made.__doc__
-    added = [each.name for each in fields(made)][len(fields(Seq2SeqModelOutput)) :]
-    assert added == ["summary_hidden_state", "summary_mask", "scores", "norm"]
-    one, layers = torch.ones(1), (torch.zeros(1),)
-    outputs = SummaryOutput(one, summary_mask=one, scores=()), NormOutput(one, norm=layers)
-    output = made(last_hidden_state=one, **extra_values(added, *outputs))
-    assert output.summary_mask is one and output.norm is layers
-    assert output.summary_hidden_state is None and output.scores is None

@@ -96,17 +96,6 @@ def test_equations(variant, side):
         torch.testing.assert_close(logits[row], slow.logits(*pair), atol=1e-10, rtol=0)
 
 
-def test_without_masks_all_is_real(variant):
-    model = build(**variant)
-    equal = [([5, 6, 7], [8, 9, 10]), ([4, 4, 9], [1, 2, 3])]
-    batch = batch_of(equal)
-    first = batch["input_ids"][:, :3]
-    found = model(first, pair_input_ids=batch["pair_input_ids"]).logits
-    torch.testing.assert_close(found, model(**batch).logits, atol=1e-12, rtol=0)
-    shorter = model(first[:, :2], pair_input_ids=batch["pair_input_ids"]).logits
-    torch.testing.assert_close(shorter, model(**batch_of([(a[:2], b) for a, b in equal])).logits, atol=1e-12, rtol=0)
-
-
 def test_loss_and_gradients(variant):
     """The mean over labelled pairs, or divided by the given number; every parameter is used."""
     model = build(**variant).train()
@@ -122,24 +111,6 @@ def test_loss_and_gradients(variant):
     unused = [name for name, each in model.named_parameters() if each.grad is None or not each.grad.abs().sum()]
     # No softmax sees a bias of all keys; of a last word the backward direction has only its first step.
     assert [name for name in unused if not name.endswith(("k_proj.bias", "layers.1.rnn.backward_rnn.weight_hh"))] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("encoder", ["attention", "lstm", "onlstm", "hybrid"])
-def test_random_pairs_are_learned_by_heart(encoder):
-    torch.manual_seed(2)
-    config = ONLSTMTransformerConfig.from_preset(f"logic_{encoder}", **{**SMALL, "d_model": 32})
-    model = ONLSTMTransformerForSequencePairClassification(config).train()
-    batch = {
-        name: torch.randint(4, VOCABULARY, (40, length)) for name, length in (("input_ids", 7), ("pair_input_ids", 5))
-    }
-    labels = torch.randint(0, 7, (40,))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(120):
-        optimizer.zero_grad()
-        model(**batch, labels=labels).loss.backward()
-        optimizer.step()
-    assert (model.eval()(**batch).logits.argmax(-1) == labels).float().mean() > 0.95
 
 
 def test_padding_alone_gives_zeros():

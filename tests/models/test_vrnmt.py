@@ -360,22 +360,6 @@ def test_accumulated_training_loss_equals_one_batch(settings, monkeypatch):
         torch.testing.assert_close(parameter.grad, expected[name], atol=1e-10, rtol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["vrnmt", "sentence"])
-def test_checkpoints_of_gradients_keep_the_noise(name):
-    """Word dropout and noise are drawn once, also where the backward pass computes the steps again."""
-    fields = {**EQUATIONS[name], "latent_word_dropout": 0.3, "dropout": 0.1}
-    gradients = []
-    for checkpointing in (False, True):
-        model = scattered(fields, training=True)
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        torch.manual_seed(3)
-        model(**ragged_batch(), return_logits=False).loss.backward()
-        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-10, rtol=1e-8)
-
-
 def test_dropped_words_are_zeros():
     """A share of the input words, in training only."""
     model, ids = scattered({"latent_word_dropout": 0.4, "dropout": 0.0}, training=True), torch.full((50, 40), 5)
