@@ -115,13 +115,6 @@ def mean(values):
     return sum(value for value, _ in values) / sum(count for _, count in values)
 
 
-def test_other_models_log_nothing_more(tmp_path, tokenizer):
-    trainer = trainer_for(tmp_path, tokenizer, logging_steps=1)
-    trainer.train()
-    names = {name for entry in trainer.state.log_history for name in entry}
-    assert "loss" in names and not [name for name in names if name.startswith("mean_")]
-
-
 def test_transformers_trainer_with_the_callback(tmp_path, tokenizer, steps):
     trainer = stock_trainer_for(tmp_path, tokenizer, "VRNMT", {"kl_annealing_steps": 2}, max_steps=4)
     trainer.train()

@@ -303,35 +303,23 @@ def test_average_of_a_run_that_trains(run):
 def test_two_runs_do_not_share_a_folder(finished, tmp_path):
     """The second is rejected and names the owner; the folder is free when the owner ends, even if its children live."""
     folder = tmp_path / "run"
-    code = """
-        import os, sys, time
-        from pathlib import Path
-        from recnmt_hf.training.output_folder import locked
-        with locked(Path(sys.argv[1])):
-            if os.fork() == 0:
-                time.sleep(60)
-                os._exit(0)
-            print("locked", flush=True)
-            time.sleep(60)
-    """
-    owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), folder], stdout=subprocess.PIPE, text=True)
-    try:
-        assert owner.stdout.readline() == "locked\n"
-        with (
-            mock.patch.object(output_folder, "LOCK_PATIENCE", 0.2),
-            rejects(field=str(folder)) as caught,
-        ):
-            train(small(finished), folder, overwrite=True)
-        assert f"process {owner.pid} on " in str(caught.value)
-        children = psutil.Process(owner.pid).children()
-        owner.kill()
-        owner.wait()
-        assert all(child.is_running() for child in children)
-        train(small(finished, training={"max_steps": 1}), folder)
-        for child in children:
-            child.kill()
-    finally:
-        owner.kill()
+    code = (
+        "import os, sys, time; from pathlib import Path; from recnmt_hf.training.output_folder import locked\n"
+        "with locked(Path(sys.argv[1])):\n"
+        "    os.fork() and print('locked', flush=True)\n"
+        "    time.sleep(60)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code, folder], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout.readline() == "locked\n"
+    patience = mock.patch.object(output_folder, "LOCK_PATIENCE", 0.2)
+    with patience, rejects(f"process {owner.pid} on ", field=str(folder)):
+        train(small(finished), folder, overwrite=True)
+    (child,) = psutil.Process(owner.pid).children()
+    owner.kill()
+    owner.wait()
+    assert child.is_running()
+    train(small(finished, training={"max_steps": 1}), folder)
+    child.kill()
     assert not (folder / ".lock").exists()
 
 
@@ -340,14 +328,6 @@ def test_two_runs_do_not_share_a_folder(finished, tmp_path):
 
 def contents(folder):
     return {str(path.relative_to(folder)): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
-
-
-def test_overwriting_a_finished_run(finished, run):
-    (run / "runs").mkdir()
-    train(small(finished, training={"max_steps": 1}), run, overwrite=True)
-    assert [step for step, _ in checkpoints_in(run)] == [1]
-    assert (run / "model/model.safetensors").is_file() and (run / "results.json").is_file()
-    assert not (run / "runs").exists()
 
 
 @pytest.mark.parametrize("demand", ["resume", "overwrite"])

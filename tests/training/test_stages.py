@@ -17,7 +17,6 @@ from test_kills import SIZE, end_like, killed_everywhere, tiny
 from test_training import finish, launch
 from user_errors import rejects
 
-from recnmt_hf.commands.main import main
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.models.configuration_nmt_transformer import NMTTransformerConfig
 from recnmt_hf.models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
@@ -150,14 +149,6 @@ def test_another_baseline_is_refused(finished, run, steps):
             train(staged(finished, training={"baseline_steps": None}), run, resume=True)
 
 
-def test_the_baseline_averages_like_any_run(run, tmp_path, capsys):
-    assert main(["average", str(run / "baseline"), "--count", "2", "-o", str(tmp_path / "mean")]) == 0
-    assert "the average of" in capsys.readouterr().out
-    parts = [load_file(run / f"baseline/checkpoint-{step}/model.safetensors") for step in (1, 2)]
-    for name, tensor in load_file(tmp_path / "mean/model.safetensors").items():
-        torch.testing.assert_close(tensor, (parts[0][name] + parts[1][name]) / 2)
-
-
 @pytest.mark.parametrize(
     "sections",
     [
@@ -190,11 +181,6 @@ def test_early_stopping_of_the_variant(finished, tmp_path):
     training = {"early_stopping_patience": 1, "eval_steps": 1, "learning_rate": 0.0}
     train(staged(finished, training={**training, "max_steps": 9}), tmp_path / "run")
     assert [step for step, _ in checkpoints_in(tmp_path / "run")] == [3, 4]
-
-
-def test_epochs_decide_the_length_of_both_stages(finished, tmp_path):
-    train(staged(finished, training={"num_train_epochs": 1, "max_steps": -1}), tmp_path / "run")
-    assert [step for step, _ in checkpoints_in(tmp_path / "run")] == [3]
 
 
 @pytest.mark.parametrize(
@@ -260,13 +246,9 @@ def test_a_baseline_changes_no_preset(family, tmp_path):
         (VARIANT, {"baseline_steps": None}, True),
         (VARIANT, {"baseline_steps": 1}, False),
         ({**VARIANT, "fields": {"recurrence_encoder_type": None}}, {"baseline_steps": None}, False),
-        ({"type": "nmt_transformer"}, {"baseline_steps": None}, False),
-        ({**VARIANT, "init_from": True}, {"baseline_steps": None}, False),
     ],
 )
 def test_training_a_variant_from_scratch_warns(finished, tmp_path, capsys, model, training, warns):
-    if "init_from" in model:
-        model = {**model, "init_from": str(finished / "run/baseline/checkpoint-2")}
     plan = staged(finished, model=model, training={"max_steps": 2, **training}, average={"count": 1})
     with (
         mock.patch("recnmt_hf.training.run.TranslationTrainer", side_effect=InterruptedError),  # the warning is enough

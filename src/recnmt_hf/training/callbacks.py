@@ -171,27 +171,24 @@ def copy_values(to: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> N
 
 
 class Stopwatch(TrainerCallback, ExportableState):
-    """Callback that measures the duration of training with evaluations; checkpoints save it for resumed runs."""
+    """
+    Callback that measures the duration of training with evaluations, which checkpoints save for resumed runs, and adds
+    the estimated time until the last step to printed logs, but not to the history.
+    """
 
     def __init__(self) -> None:
         self.before = 0.0
         self.started: float | None = None
+        self.first_step = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.started = time.monotonic()
+        self.started, self.first_step = time.monotonic(), state.global_step
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
+        if self.started is not None and "loss" in logs and (steps := state.global_step - self.first_step) > 0:
+            seconds = (time.monotonic() - self.started) / steps * (state.max_steps - state.global_step)
+            logs["time_left"] = str(timedelta(seconds=round(seconds)))
 
     def state(self) -> dict[str, Any]:
         passed = 0.0 if self.started is None else time.monotonic() - self.started
         return {"args": {}, "attributes": {"before": self.before + passed}}
-
-
-class TimeLeft(TrainerCallback):
-    """Callback that adds the estimated time until the last step to printed logs, but not to the history."""
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.start = time.monotonic(), state.global_step
-
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
-        if "loss" in logs and (steps := state.global_step - self.start[1]) > 0:
-            seconds = (time.monotonic() - self.start[0]) / steps * (state.max_steps - state.global_step)
-            logs["time_left"] = str(timedelta(seconds=round(seconds)))

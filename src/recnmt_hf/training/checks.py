@@ -13,10 +13,8 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.training_args import ParallelMode
 from transformers.utils import logging
 
-from .._loading_errors import looks_local
-from ..data.files import partial_folder
 from ..data.sharded import load_manifest
-from ..errors import MissingFileError, UserError, short_repr
+from ..errors import UserError
 from .building import build_config
 from .guided_alignment import check_checkpointing
 from .plan import Plan
@@ -26,13 +24,12 @@ from .plan import Plan
 TRAINING_BYTES, WEIGHT_BYTES = 16, 4
 
 
-def dry_run(plan: Plan, resumes: bool = False) -> None:
+def dry_run(plan: Plan) -> None:
     """
-    Build model, optimizer and schedule of a plan without memory, and look for its files. A run that resumes needs no
-    baseline. Reads no corpus, writes nothing. Raise `UserError` if a file is missing, the memory does not suffice, or a
-    library rejects a setting.
+    Build model, optimizer and schedule of a plan without memory, and look for its corpora, without reading or writing.
+    Raise `UserError` if a file is missing, the memory does not suffice, or a library rejects a setting.
     """
-    check_files(plan, resumes)
+    check_files(plan)
     plan.scorer.scores(["a"], ["a"])  # raises if a package or file is missing
     model, arguments = model_on_meta(plan), plan.arguments
     if plan.guided_alignment is not None:
@@ -67,32 +64,17 @@ def dry_run(plan: Plan, resumes: bool = False) -> None:
         raise UserError(f"training: {error}", field="training") from error
 
 
-def check_files(plan: Plan, resumes: bool) -> None:
-    """Raise an error if a file that a plan names is missing, or its cache cannot be written."""
-    data, start = plan.data, plan.data.model.init_from
-    needed = [("tokenizer.source", folder, "tokenizer_config.json") for folder in data.tokenizers]
-    if start is not None and not resumes:
-        needed += [("model.init_from", start, pattern) for pattern in ("config.json", "*.safetensors")]
-    for field, folder, pattern in needed:
-        if looks_local(folder) and not list(Path(folder).glob(pattern)):
-            raise MissingFileError(f"{field}={short_repr(folder)} has no {pattern}.", field=field)
+def check_files(plan: Plan) -> None:
+    """Raise an error if a corpus of a plan is missing, so that a test set is not missed after training."""
+    data = plan.data
     if data.mixture.weights and data.prepared is None:
         raise UserError("data.weights requires data.prepared, or use data.temperature.", field="data.weights")
     if data.prepared is not None:
         load_manifest(Path(data.prepared))  # raises if there is none
     for place, corpus in data.places:
         if data.prepared is None or not place.startswith("data.train"):
-            try:
-                corpus.check_languages(data.source_lang, data.target_lang)
-                corpus.check_files(data.source_lang, data.target_lang)
-            except UserError as error:
-                error.field = f"{place}: {error.field}" if error.field else place
-                raise
-    if data.cache_dir:
-        cache = Path(data.cache_dir).absolute()
-        existing = next(path for path in (cache, *cache.parents) if path.exists())
-        with partial_folder(existing):  # fails unless it is writable
-            pass
+            corpus.check_languages(data.source_lang, data.target_lang)
+            corpus.check_files(data.source_lang, data.target_lang)
 
 
 def model_on_meta(plan: Plan) -> PreTrainedModel:

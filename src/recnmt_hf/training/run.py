@@ -83,7 +83,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
     processes = Processes(training.runs_on_cpu, training.ddp_timeout, training.ddp_backend)
     resumed_from = processes.on_main(lambda: newest_intact_checkpoint(output_dir) if resume else None)
     plan = Plan.of(recipe, output_dir, resumed_from)
-    dry_run(plan, resumes=resumed_from is not None)
+    dry_run(plan)
     run = Run(plan, processes, resume, overwrite)
     with run.claimed():
         inputs = run.prepare()

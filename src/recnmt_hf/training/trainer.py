@@ -27,7 +27,7 @@ from ..data.tree_inputs import TREE_INPUTS, Relations, tree_options
 from ..errors import UserError
 from ..models.seq2seq_loading import read_safetensors
 from .arguments import TranslationTrainingArguments
-from .callbacks import MovingAverage, OutputMeans, RunCallback, Stopwatch, TimeLeft, TrainingStepCallback
+from .callbacks import MovingAverage, OutputMeans, RunCallback, Stopwatch, TrainingStepCallback
 from .checkpoints import (
     discard,
     mark_complete,
@@ -124,7 +124,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.reads_trees = tree_options(getattr(model, "config", None)) is not None
         # transformers' own models need the decoder's input where the Trainer smooths labels.
         kwargs.setdefault("data_collator", collator_of(self.tokenizers, model))
-        kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), TimeLeft()]  # before the callbacks that print
+        kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), Stopwatch()]  # before the callbacks that print
         super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
         if args.optimizer == "adadelta" and self.optimizer is None:
             # An argument of Trainer that Seq2SeqTrainer does not take. transformers has no Adadelta (Zeiler, 2012).
@@ -152,8 +152,8 @@ class TranslationTrainer(Seq2SeqTrainer):
                 raise UserError("ema_decay is not supported with FSDP and DeepSpeed.", field="ema_decay")
             self.moving_average = MovingAverage(self.model, args.ema_decay)
             self.add_callback(self.moving_average)
-        for callback in (TrainingStepCallback(self.first_step), RunCallback(self), Stopwatch()):
-            self.add_callback(callback)
+        self.add_callback(TrainingStepCallback(self.first_step))
+        self.add_callback(RunCallback(self))
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
