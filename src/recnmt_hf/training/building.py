@@ -94,10 +94,7 @@ def check_model_type(name: str, field: str = "model.type") -> None:
 
 
 def config_class_of(name: str) -> type[Seq2SeqConfig]:
-    """
-    Return the configuration class of `model.type`. A class path is imported, and its class registered with the Auto
-    classes, so that the trained model can be loaded in this process. `UserError` if that is not possible.
-    """
+    """Return the configuration class of `model.type`. A class path is imported and registered with the Auto classes."""
     check_model_type(name)
     if is_registered(name):
         return cast("type[Seq2SeqConfig]", CONFIG_MAPPING[name])
@@ -145,10 +142,7 @@ def build_config(section: ModelSection | Architecture, **vocabulary: Any) -> Any
 def stage_configs(
     section: ModelSection | Architecture, tokenizers: TokenizerPair, with_baseline: bool = False
 ) -> list[Any]:
-    """
-    Build the configuration of a recipe's model for its tokenizers; with a baseline stage, after that of the baseline.
-    `UserError` if the tokenizers do not match each other or `model.fields`.
-    """
+    """Build the configurations of the stages for the tokenizers of a recipe's model."""
     source, target = tokenizers
     tokenizers.check_padding()
     vocabulary = {
@@ -191,10 +185,7 @@ OF_PARTS = {
 
 
 def with_fields_of(folder: str | Path, section: ModelOrArchitecture) -> ModelOrArchitecture:
-    """
-    Return the section with the fields of a trained model that have no parameters, such as its activation function and
-    numbers of heads, without which its weights compute something else. Fields that the recipe states remain.
-    """
+    """Add the fields of a trained model that decide what its weights compute, unless the recipe states them."""
     try:
         trained: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError):

@@ -193,10 +193,7 @@ def choose_checkpoints(
 
 
 def rotate_checkpoints(args: Any) -> None:
-    """
-    Delete the checkpoints of an output folder except the `keep_last` newest, the `keep_best` best, and the Trainer's
-    best. `args` are the Trainer's arguments.
-    """
+    """Delete checkpoints except the `keep_last` newest, the `keep_best` best, and the Trainer's best."""
     keep, metric = choose_checkpoints(args.folder, max(args.keep_last, 1)), args.metric_for_best_model
     if best := state_of(keep[-1]).get("best_model_checkpoint"):
         keep.append(args.folder / Path(best).name)  # the run may have moved since

@@ -25,10 +25,7 @@ TRAINING_BYTES, WEIGHT_BYTES = 16, 4
 
 
 def dry_run(plan: Plan) -> None:
-    """
-    Build model, optimizer and schedule of a plan without memory, and look for its corpora, without reading or writing.
-    Raise `UserError` if a file is missing, the memory does not suffice, or a library rejects a setting.
-    """
+    """Build model, optimizer and schedule of a plan without memory, and look for its files. Writes nothing."""
     check_files(plan)
     plan.scorer.scores(["a"], ["a"])  # raises if a package or file is missing
     model, arguments = model_on_meta(plan), plan.arguments
@@ -78,10 +75,7 @@ def check_files(plan: Plan) -> None:
 
 
 def model_on_meta(plan: Plan) -> PreTrainedModel:
-    """
-    Build the last stage's model on the meta device. Raise `UserError` if it cannot be built, lacks positions for the
-    longest training sentences, needs more memory than the machine has, or does not support the numbers of beams.
-    """
+    """Build the last stage's model on the meta device, and check its positions, memory and beams."""
     vocabulary = {}
     if not (plan.data.model.init_from or plan.data.tokenizers):
         sizes = [vocabulary["vocab_size"] for vocabulary in plan.data.vocabularies]

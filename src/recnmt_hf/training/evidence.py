@@ -166,10 +166,7 @@ class Evidence:
     @classmethod
     @contextmanager
     def changing(cls, folder: str | Path) -> Iterator[Evidence]:
-        """
-        Load the evidence in a model's folder, and save it after changes. The file is locked against other processes.
-        `UserError` if the file is damaged, cannot be written, or is a link.
-        """
+        """Load the evidence in a model's folder, and save it after changes, locked against other processes."""
         refuse_links(Path(folder) / EVIDENCE, Path(folder) / TRANSLATIONS)
         with locked_file(Path(folder) / EVIDENCE):
             evidence = cls.load(folder)
@@ -203,10 +200,7 @@ def curve_of(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def differences(recipe: Recipe | Mapping[str, Any]) -> dict[str, Any]:
-    """
-    Return the values of a recipe, or of its [`~recnmt_hf.Recipe.to_dict`], that are not the default, and always
-    languages, data, preset, steps and seed.
-    """
+    """Return the values of a recipe that are not the default, and always languages, data, preset, steps, seed."""
     settings = recipe.to_dict() if isinstance(recipe, Recipe) else recipe
     always = {"type", "preset", "train", "validation", "source_lang", "target_lang", "seed", "max_steps"}
     defaults = {**Recipe().to_dict(), "training": TRAINING_DEFAULTS}

@@ -147,10 +147,7 @@ def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
 
 
 def test(plan: Plan, folder: Path) -> dict[str, Any]:
-    """
-    Translate the test sets and return the scores. The translations are written beside the model's folder and into it,
-    and the scores into its evidence.
-    """
+    """Translate the test sets; write translations beside the model's folder and into it, scores into its evidence."""
     translator = Translator.from_pretrained(folder, device=plan.arguments.device)
     options, on_empty = plan.decoding, plan.data.reading["on_empty"]
     languages = plan.data.source_lang, plan.data.target_lang

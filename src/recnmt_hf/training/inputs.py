@@ -90,10 +90,7 @@ def check_baseline(data: Preparation, tokenizers: TokenizerPair, field: str) -> 
 
 
 def fit_to_corpora(data: Preparation, tokenizers: TokenizerPair) -> None:
-    """
-    Set the languages of tokenizers that name languages by tokens to those of the first training corpus, the default of
-    the trained model. `UserError` for an unknown language, or a tag that is not one symbol of its tokenizer.
-    """
+    """Set the languages of tokenizers with tokens of languages to those of the first corpus, and check tags."""
     languages: dict[str, str | None] = {}
     for place, corpus in data.places:
         try:
@@ -217,10 +214,7 @@ def prepare_tokenizers(data: Preparation, output_dir: Path) -> TokenizerPair:
 
 
 def prepare_trees(data: Preparation, tokenizers: TokenizerPair) -> TreeEncoder | None:
-    """
-    Return the encoder of dependency trees, or `None` if the model reads none or the training data has none. Relations
-    are added to the tokenizers, unless they come with those of a trained model.
-    """
+    """Return the encoder of dependency trees, or `None` if the model or the training data has none."""
     if tree_options(stage_configs(data.model, tokenizers)[-1]) is None:
         return None
     if not any(corpus.has_trees for corpus in data.train):

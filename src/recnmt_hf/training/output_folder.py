@@ -48,10 +48,7 @@ _OF_RUNS = re.compile(
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """
-    Exclude other runs from a folder, which is made if it does not exist. The system releases the lock when the process
-    ends. Reading stays possible. `UserError` if another run holds the lock.
-    """
+    """Exclude other runs from a folder, which is made if it does not exist. Reading stays possible."""
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder / LOCK, LOCK_PATIENCE, folder) as unsupported:
         if unsupported is not None:

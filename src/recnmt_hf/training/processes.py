@@ -87,10 +87,7 @@ class Processes:
 
 @contextmanager
 def settings_of_one_run() -> Iterator[None]:
-    """
-    Keep a run's settings out of later runs of the same process: restore the environment, in which transformers and
-    accelerate leave settings, and forget accelerate's state when the run fails.
-    """
+    """Keep settings that a run leaves in the environment and in accelerate out of later runs of the same process."""
     environment = dict(os.environ)
     try:
         yield
@@ -104,10 +101,7 @@ def settings_of_one_run() -> Iterator[None]:
 
 
 def end_with_launcher() -> None:
-    """
-    End this process when its launcher (torchrun, `accelerate launch`) dies: an orphan would write into the folder of
-    the run that replaces it. A process started from a shell outlives the shell.
-    """
+    """End this process when its launcher dies, so that no orphan writes into the folder of the next run."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or threading.current_thread() is not threading.main_thread():
         return
     launcher = os.getppid()

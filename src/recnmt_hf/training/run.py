@@ -290,10 +290,7 @@ def digest_of(data: Dataset | ShardedDataset) -> str:
 
 
 def checkpoint_to_resume(output_dir: Path) -> Path | None:
-    """
-    Return the newest intact checkpoint of a run, or `None` if there is none, and delete incomplete files. `UserError`
-    if all checkpoints are damaged.
-    """
+    """Return the newest intact checkpoint of a run, or `None` if there is none, and delete incomplete files."""
     remove_leftovers(output_dir)
     newest = (newest_intact_checkpoint(folder, logger.info) for folder in (output_dir, output_dir / BASELINE))
     checkpoint = next(filter(None, newest), None)
@@ -304,10 +301,7 @@ def checkpoint_to_resume(output_dir: Path) -> Path | None:
 
 
 def check_identity(plan: Plan, checkpoint: Path) -> None:
-    """
-    Compare a plan with the recipe of its folder, and log what changed. `UserError` if this would change the meaning of
-    the steps that are trained already.
-    """
+    """Log what changed since the start; `UserError` for what changes the meaning of the steps made so far."""
     max_steps, steps = plan.arguments.max_steps, steps_of(checkpoint)
     if 0 < max_steps < steps:
         field = "training.max_steps"

@@ -34,10 +34,7 @@ SAMPLES = 1000
 
 
 def validation_options(decoding: Mapping[str, Any], beams: int) -> DecodingOptions:
-    """
-    Return the options of validation: those of test sets with other `beams`. Long sources are split instead of rejected,
-    because they must not end the training.
-    """
+    """Return the options of test sets with other `beams`; long sources must not end the training."""
     options = {name: value for name, value in decoding.items() if name not in OF_BEAMS}
     generate = dict(decoding.get("generate", {}))
     if beams == 1:

@@ -221,9 +221,8 @@ class TranslationTrainer(Seq2SeqTrainer):
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         is_new = self.lr_scheduler is None
         if self.args.lr_scheduler_type in BY_METRIC:
-            mode = "max" if self.args.greater_is_better else "min"
-            given: Any = self.args.lr_scheduler_kwargs or {}
-            self.args.lr_scheduler_kwargs = {"mode": mode, **given}
+            mode, given = "max" if self.args.greater_is_better else "min", self.args.lr_scheduler_kwargs
+            self.args.lr_scheduler_kwargs = {"mode": mode, **cast("dict[str, Any]", given or {})}
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         for group in scheduler.optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])  # other schedulers than torch's own need it to be resumed
@@ -366,8 +365,7 @@ class TranslationTrainer(Seq2SeqTrainer):
                 self.lr_scheduler.step()
             return
         if checkpoint is None or self.is_deepspeed_enabled:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            return
+            return super()._load_optimizer_and_scheduler(checkpoint)
         assert self.optimizer is not None and self.lr_scheduler is not None
         new_rates = [group.get("initial_lr") for group in self.optimizer.param_groups]
         new_bases = list(getattr(self.lr_scheduler, "base_lrs", []))
