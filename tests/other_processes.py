@@ -65,3 +65,24 @@ def other_process(kind, home, **environment):
 
         yield run
         process.stdin.close()
+
+
+def launched(program, *words, module="torch.distributed.run", options=("--nproc_per_node", "2"), **environment):
+    """Start a program in two processes by a launcher, torchrun or `accelerate launch`."""
+    port = "--master_port" if module == "torch.distributed.run" else "--main_process_port"
+    command = [sys.executable, "-m", module, *options, port, str(20000 + os.getpid() % 20000), program, *words]
+    return subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        start_new_session=True,
+    )
+
+
+def output_of(process):
+    """Wait for a launched process, and return its output."""
+    output = process.communicate(timeout=400)[0]
+    assert process.returncode == 0, output[-3000:]
+    return output

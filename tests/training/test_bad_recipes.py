@@ -3,7 +3,6 @@
 import math
 import os
 from typing import get_origin
-from unittest import mock
 
 import pytest
 import yaml
@@ -254,21 +253,6 @@ def test_direction_of_a_metric(tmp_path, metric, higher):
             TranslationTrainingArguments(**settings, greater_is_better=not higher)
 
 
-@pytest.mark.parametrize(
-    "training, metric, higher",
-    [
-        ({}, "bleu", True),
-        ({"metric_for_best_model": "loss"}, "loss", False),
-        ({"metric_for_best_model": "eval_perplexity"}, "eval_perplexity", False),
-        ({"bleu_samples": 0}, "loss", False),
-        ({"metric_for_best_model": None}, "bleu", True),
-    ],
-)
-def test_a_recipe_derives_the_direction(tmp_path, training, metric, higher):
-    arguments = Plan.of(Recipe(training={**training, "use_cpu": True}), tmp_path).arguments
-    assert (arguments.metric_for_best_model, arguments.greater_is_better) == (metric, higher)
-
-
 # -- before training ---------------------------------------------------------------------------------------------------
 
 # Changes to a small recipe that runs, and the field of their error, before anything is written.
@@ -309,15 +293,6 @@ def test_before_training(tmp_path, monkeypatch, case):
     assert dict(os.environ) == environment
     logger.info("Something else.")
     Plan.of(Recipe(training={"use_cpu": True}), tmp_path)
-
-
-def test_missing_packages_are_reported_before_training(tmp_path):
-    recipe = Recipe(model={"preset": "tiny"}, training={"use_cpu": True, "report_to": ["wandb"]})
-    callback = mock.Mock(side_effect=RuntimeError("WandbCallback requires wandb to be installed."))
-    known = "transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK"
-    with mock.patch.dict(known, wandb=callback), rejects("requires wandb", field="training"):
-        train(recipe, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_fields_without_effect_may_be_switched_off():

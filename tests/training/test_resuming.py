@@ -16,6 +16,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from other_processes import launched, output_of
 from test_kills import PAIRS, tiny
 from user_errors import rejects
 
@@ -381,18 +382,6 @@ def test_a_new_run_that_fails_before_training_leaves_an_empty_folder(finished, t
     train(small(finished, training={"max_steps": 1}), tmp_path / "run")
 
 
-# -- progress ----------------------------------------------------------------------------------------------------------
-
-
-def test_progress_bar_on_a_terminal_only(finished, tmp_path, capsys):
-    for terminal in (True, False):
-        with mock.patch.object(sys.stderr, "isatty", lambda terminal=terminal: terminal):
-            train(small(finished, training={"max_steps": 1, "logging_steps": 1}), tmp_path / str(terminal))
-        output = capsys.readouterr()
-        assert ("%|" in output.err) == terminal
-        assert "'loss'" in output.out + output.err
-
-
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 SLOW_PREPARATION = """
@@ -430,18 +419,9 @@ SLOW_PREPARATION = """
 def two_processes(tmp_path, *words):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(SLOW_PREPARATION))
-    port = str(20000 + (os.getpid() + 15485863) % 20000)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port, program]
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        [*command, tmp_path / "run", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        start_new_session=True,
-    )
+    return launched(program, tmp_path / "run", *words, PYTHONPATH=path)
 
 
 @pytest.mark.slow
@@ -461,8 +441,5 @@ def test_processes_wait_and_end_with_their_launcher(tmp_path, finished):
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
     process.stdout.close()
-    resumed = two_processes(tmp_path, finished / "data", "resumed")
-    output = resumed.communicate(timeout=300)[0]
-    assert resumed.returncode == 0, output[-3000:]
-    assert output.count("limit 10.0") == 2
+    assert output_of(two_processes(tmp_path, finished / "data", "resumed")).count("limit 10.0") == 2
     assert (tmp_path / "run/model/model.safetensors").is_file()

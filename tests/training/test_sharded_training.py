@@ -1,14 +1,12 @@
 """Training from data in shards: equal to training from memory, resumed in an epoch, on two processes, mixed."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 import yaml
+from other_processes import launched, output_of
 from safetensors.torch import load_file
 from user_errors import rejects
 
@@ -170,20 +168,17 @@ def test_two_processes(prepared, tmp_path):
     )
 
     def launch(kind, name, *more):
-        port = str(20000 + os.getpid() % 20000)
-        words = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port]
-        words += [str(program), kind, str(tmp_path / f"{name}.yaml"), "--output", str(tmp_path / name), *more]
-        return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
+        return launched(program, kind, tmp_path / f"{name}.yaml", "--output", tmp_path / name, *more)
 
     for name in ("memory", "shards"):
-        result = launch("whole", name)
-        assert result.returncode == 0, result.stderr[-3000:]
+        output_of(launch("whole", name))
     assert_same(weights(tmp_path / "memory"), weights(tmp_path / "shards"))
     assert losses(tmp_path / "memory") == losses(tmp_path / "shards")
-    assert launch("kill", "killed").returncode != 0
+    killed = launch("kill", "killed")
+    killed.communicate()
+    assert killed.returncode != 0
     assert (tmp_path / "killed/checkpoint-10").is_dir() and not (tmp_path / "killed/checkpoint-15").exists()
-    result = launch("whole", "killed", "--resume")
-    assert result.returncode == 0, result.stderr[-3000:]
+    output_of(launch("whole", "killed", "--resume"))
     assert_same(weights(tmp_path / "shards"), weights(tmp_path / "killed"))
     trained = torch.load(tmp_path / "killed/checkpoint-30" / TRAINED, weights_only=True)
     assert any(not torch.equal(trained[name], value) for name, value in weights(tmp_path / "killed").items())

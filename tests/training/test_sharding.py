@@ -1,14 +1,12 @@
 """Several processes: accelerate's launcher with the shipped settings, and fully sharded models equal to whole ones."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
+from other_processes import launched, output_of
 from packaging import version
 from safetensors.torch import load_file
 
@@ -100,20 +98,9 @@ def launch(tmp_path, repository, mode, settings, runs, options=()):
     program, plan = tmp_path / "program.py", tmp_path / f"{mode}.json"
     program.write_text(textwrap.dedent(RUNS))
     plan.write_text(json.dumps([[*run[:-1], str(tmp_path / mode / run[-1])] for run in runs]))
-    port = str(20000 + (os.getpid() + 104729) % 20000)
-    result = subprocess.run(
-        [
-            *(sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", port, *options),
-            *("--config_file", repository / "scripts/accelerate" / settings, program),
-            *(mode, plan, repository / "scripts/train.py"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stdout[-3000:]
-    return result.stdout
+    options = (*options, "--config_file", repository / "scripts/accelerate" / settings)
+    words = program, mode, plan, repository / "scripts/train.py"
+    return output_of(launched(*words, module="accelerate.commands.launch", options=options))
 
 
 def losses(output):

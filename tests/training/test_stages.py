@@ -11,10 +11,11 @@ import psutil
 import pytest
 import torch
 import transformers
+from other_processes import output_of
 from packaging import version
 from safetensors.torch import load_file
 from test_kills import SIZE, end_like, killed_everywhere, tiny
-from test_training import finish, launch
+from test_training import launch
 from user_errors import rejects
 
 from recnmt_hf.families import FAMILIES
@@ -276,8 +277,8 @@ def test_two_processes_killed_in_the_second_stage(tmp_path):
     }
     plan = tiny(training=training)
     (tmp_path / "recipe.json").write_text(json.dumps({**plan.to_dict(), "model": model}))
-    finish(launch(tmp_path / "whole", 2))
-    killed = launch(tmp_path / "killed", 2)
+    output_of(launch(tmp_path / "whole"))
+    killed = launch(tmp_path / "killed")
     deadline = time.time() + 300
     while not list((tmp_path / "killed").glob("checkpoint-4/complete.json")):
         assert killed.poll() is None and time.time() < deadline, killed.stdout.read()[-3000:]
@@ -289,7 +290,7 @@ def test_two_processes_killed_in_the_second_stage(tmp_path):
     killed.wait()
     assert not (tmp_path / "killed/model").exists()
     newest = newest_checkpoint(tmp_path / "killed")
-    assert f"Resuming from {newest}" in finish(launch(tmp_path / "killed", 2, "resume"))
+    assert f"Resuming from {newest}" in output_of(launch(tmp_path / "killed", "resume"))
     for name in ("checkpoint-8", "checkpoint-10", "model"):
         whole, resumed = (load_file(tmp_path / run / name / "model.safetensors") for run in ("whole", "killed"))
         assert all(torch.equal(whole[key], resumed[key]) for key in whole), name

@@ -1,9 +1,6 @@
 """transformers' own Seq2SeqTrainer trains, smooths and generates with the zoo's models as with its own."""
 
 import logging
-import os
-import subprocess
-import sys
 import tempfile
 import textwrap
 from functools import cache
@@ -12,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from other_processes import launched, output_of
 from safetensors.torch import load_file
 from transformers import (
     DataCollatorForSeq2Seq,
@@ -292,16 +290,8 @@ def test_two_launched_processes_train_as_one(tmp_path, tokenizer, repository):
     values = {"paths": [str(repository / "tests"), str(repository / "tests/models")], "folder": str(tmp_path)}
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(LAUNCHED).format(tokenizer=str(tmp_path / "tokenizer"), **values))
-    port = str(20000 + (os.getpid() + 15485863) % 20000)
-    launcher = ["-m", "accelerate.commands.launch", "--main_process_port", port]
-    result = subprocess.run(
-        [sys.executable, *launcher, "--config_file", repository / "scripts/accelerate/cpu_2.yaml", program],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stdout[-3000:]
+    options = ("--config_file", repository / "scripts/accelerate/cpu_2.yaml")
+    output_of(launched(program, module="accelerate.commands.launch", options=options))
     one = trainer_for(tmp_path / "one", tokenizer, "BiARNTransformer", per_device_train_batch_size=8, max_steps=3)
     one.train()
     two = load_file(tmp_path / "two.safetensors")

@@ -3,16 +3,14 @@
 import copy
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 import transformers
+from other_processes import launched, output_of
 from safetensors.torch import load_file
 from user_errors import rejects
 
@@ -207,20 +205,23 @@ def test_predictions_are_in_the_order_of_the_data(tmp_path, tokenizer, generates
                 torch.testing.assert_close(torch.from_numpy(predicted)[: len(alone)], alone, atol=1e-4, rtol=1e-4)
 
 
-def test_nan_loss_stops_and_keeps_the_last_good_checkpoint(tmp_path, tokenizer):
-    trainer = trainer_for(tmp_path, tokenizer, max_steps=6, save_steps=2, max_tokens=200, bleu_samples=0)
-    compute = trainer.compute_loss
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_what_is_not_finite_stops_and_is_never_saved(tmp_path, tokenizer, what):
+    """A loss, or the gradient of a finite loss: the checkpoint before it stays, though only one is kept."""
+    trainer = trainer_for(tmp_path, tokenizer, max_steps=4, save_steps=1, max_tokens=200, bleu_samples=0, keep_last=1)
 
-    def poisoned_loss(*args, **kwargs):
-        loss = compute(*args, **kwargs)
-        return loss * float("nan") if trainer.state.global_step == 4 else loss
+    def poisoned(value):
+        return value * float("nan") if trainer.state.global_step == 1 else value
 
-    trainer.compute_loss = poisoned_loss
-    checkpoint = tmp_path / "out/checkpoint-4"
-    with rejects("Resume with a lower learning_rate, a", "5", checkpoint, kind=NonFiniteLossError):
+    if what == "loss":
+        compute = trainer.compute_loss
+        trainer.compute_loss = lambda *args, **kwargs: poisoned(compute(*args, **kwargs))
+    else:
+        next(trainer.model.parameters()).register_hook(poisoned)
+    with rejects("learning_rate", tmp_path / "out/checkpoint-1", kind=NonFiniteLossError):
         trainer.train()
-    assert newest_checkpoint(tmp_path / "out").name == "checkpoint-4"
-    tensors = load_file(tmp_path / "out" / "checkpoint-4" / "model.safetensors")
+    assert newest_checkpoint(tmp_path / "out").name == "checkpoint-1"
+    tensors = load_file(tmp_path / "out/checkpoint-1/model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
 
 
@@ -272,42 +273,17 @@ def test_warm_start_from_a_recipe(tmp_path, capsys):
         train(Recipe(**warm), tmp_path / "another")
 
 
-def launch(folder, processes, *more):
-    """The training program in processes of its own."""
-    code = (
-        "import sys, json; from accelerate import PartialState; from recnmt_hf.training.recipe import Recipe; "
-        "from recnmt_hf.training.run import train; "
-        "train(Recipe(**json.load(open(sys.argv[1]))), sys.argv[2], resume='resume' in sys.argv); "
+def launch(folder, *more):
+    """Training in two processes by the recipe beside the folder."""
+    script = folder.parent / "program.py"
+    script.write_text(
+        "import sys, json\n"
+        "from accelerate import PartialState\n"
+        "from recnmt_hf import Recipe, train\n"
+        "train(Recipe(**json.load(open(sys.argv[1]))), sys.argv[2], resume='resume' in sys.argv)\n"
         "PartialState().destroy_process_group()"  # together: a process that outlives the group's first may abort
     )
-    command = [sys.executable, "-c", code]
-    if processes > 1:
-        script = folder.parent / "program.py"
-        script.write_text(code.replace("; ", "\n"))
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc_per_node",
-            str(processes),
-            "--master_port",
-            str(20000 + os.getpid() % 20000),
-            str(script),
-        ]
-    return subprocess.Popen(
-        [*command, str(folder.parent / "recipe.json"), str(folder), *more],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-
-
-def finish(process):
-    output = process.communicate(timeout=400)[0]
-    assert process.returncode == 0, output[-3000:]
-    return output
+    return launched(script, folder.parent / "recipe.json", folder, *more)
 
 
 @pytest.mark.slow
@@ -320,7 +296,7 @@ def test_two_processes_train_as_one(tmp_path):
     off = {"dropout": 0.0, "readout_dropout": 0.0, "relation_batch_norm": False}
     plan["model"] = {**RNMT, "fields": {**RNMT["fields"], **off}}
     (tmp_path / "recipe.json").write_text(json.dumps(plan))
-    finish(launch(tmp_path / "two", 2))
+    output_of(launch(tmp_path / "two"))
     plan["training"]["gradient_accumulation_steps"] = 2
     made = TranslationTrainer.token_sampler
 
@@ -426,17 +402,6 @@ def test_every_score_has_the_tokenizer_of_the_target_language(tmp_path, capsys):
         assert main(test) == 0 and signature in capsys.readouterr().out
     plan["training"]["bleu_tokenize"] = "none"
     assert Recipe(**plan).training.scorer.tokenize == "none"
-
-
-def test_weights_that_are_not_finite_are_never_saved(tmp_path, tokenizer):
-    """A finite loss whose gradient is not: the checkpoint before it stays, though only one is kept."""
-    trainer = trainer_for(tmp_path, tokenizer, max_steps=4, save_steps=1, max_tokens=200, bleu_samples=0, keep_last=1)
-    parameter = next(trainer.model.parameters())
-    parameter.register_hook(lambda gradient: gradient * float("nan") if trainer.state.global_step == 1 else gradient)
-    checkpoint = tmp_path / "out/checkpoint-1"
-    with rejects("Resume with a lower learning_rate, a", checkpoint, kind=NonFiniteLossError):
-        trainer.train()
-    assert newest_checkpoint(tmp_path / "out").name == "checkpoint-1"
 
 
 def test_both_sides_are_padded_on_the_right(tmp_path, tokenizer):

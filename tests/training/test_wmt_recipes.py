@@ -100,17 +100,6 @@ def test_baseline_then_warm_start(hub_sets, repository, monkeypatch, capsys, tas
 
 
 @pytest.mark.slow
-def test_global_representation_in_two_stages(hub_sets, repository, monkeypatch, capsys):
-    monkeypatch.chdir(hub_sets)
-    recipe = str(repository / "scripts/recipes/wmt16_ro_en_base_gret.yaml")
-    few = ["training.baseline_steps=1", "model.fields.num_capsules=4"]
-    assert main(["train", recipe, *SMALL, *few]) == 0
-    messages = capsys.readouterr().err
-    assert "baseline/checkpoint-1: copied" in messages and "did not use" not in messages and "newstest2016" in messages
-    assert (hub_sets / "outputs/wmt16_ro_en_base_gret/model-newstest2016.en").exists()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "tests"),
     [("wmt14_en_de_big", ["newstest2014"]), ("nist_zh_en_big", ["nist02", "nist03", "nist04"])],
@@ -130,18 +119,6 @@ def test_recurrent_positions(hub_sets, repository, monkeypatch, task, tests):
     references = 4 if task == "nist_zh_en_big" else 1
     assert all(score.references == references and f"nrefs:{references}|" in score.signature for score in scores)
     assert ("nist03 (4 references)" in card) == ("| average |" in card) == (references == 4)
-
-
-@pytest.mark.slow
-def test_hybrid_encoders(hub_sets, repository, monkeypatch):
-    """Of three and three layers with the short-cut, at a width that a test can afford."""
-    monkeypatch.chdir(hub_sets)
-    small = [setting for setting in SMALL if "encoder_layers" not in setting]
-    assert main(["train", str(repository / "scripts/recipes/wmt14_en_de_base_onlstm.yaml"), *small]) == 0
-    weights = load_file(hub_sets / "outputs/wmt14_en_de_base_onlstm/model/model.safetensors")
-    recurrent = {name.split(".")[3] for name in weights if "forward_rnn" in name}
-    attention = {name.split(".")[3] for name in weights if "encoder" in name and "self_attn.q_proj" in name}
-    assert (recurrent, attention) == ({"0", "1", "2"}, {"3", "4", "5"})
 
 
 @pytest.mark.slow
