@@ -1,7 +1,6 @@
 """Base Transformers in CTranslate2: the same probabilities and beams, and the same commands."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -101,26 +100,6 @@ def test_the_command_takes_an_engine_as_a_model(corpus, tokenizer, tmp_path, cap
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("float32", "int8")]
     assert sizes[1] < 0.45 * sizes[0]
     assert json.loads((tmp_path / "int8/recnmt_engine.json").read_text())["quantization"] == "int8"
-
-
-def test_samples_follow_their_seed(corpus, tokenizer, tmp_path):
-    """Of one engine and of another, in a thread and in several; without a seed they differ."""
-    folder = saved(tmp_path / "model", corpus, tokenizer)
-    assert main(["convert", str(folder), "-o", str(tmp_path / "engine"), "--to", "ctranslate2"]) == 0
-    one, other = (recnmt_hf.Translator.from_pretrained(tmp_path / "engine") for _ in range(2))
-
-    def draw(seed, engine=one):
-        options = {"beams": 1, "num_hypotheses": 3, "do_sample": True, "max_length_extra": 5}
-        (found,) = engine(["The dog sleeps."], seed=seed, **options)
-        return [each.text for each in found.hypotheses]
-
-    first, second = draw(3), draw(4)
-    assert first != second and len(set(first)) > 1
-    assert draw(3) == draw(3, other) == first
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(draw, (3, 4, 3, 4))) == [first, second] * 2
-    assert draw(None) != draw(None)
-    assert draw(2**32 - 1) == draw(2**32 - 1)
 
 
 def test_settings_of_the_model(corpus, tokenizer, tmp_path):

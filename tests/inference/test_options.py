@@ -97,15 +97,15 @@ def test_scores_do_not_change_which_translation_is_best(translator, sentences, m
 
     for log_probs in ([-1.0, -9.0, -2.0], [-9.0, -1.0, -99.0]):
         order = sorted(range(3), key=lambda i: -log_probs[i])
-        assert [row.ids for row in ranked(log_probs)] == [ids[i] for i in order]
+        assert [row.tokens for row in ranked(log_probs)] == [ids[i] for i in order]
         assert [row.log_prob for row in ranked(log_probs)] == pytest.approx([scores[i] for i in order])
     by_score = [ids[i] for i in sorted(range(3), key=lambda i: -scores[i])]
     assert by_score != ids
     for generate, expected in ({}, by_score), ({"repetition_penalty": 2.0}, ids):
-        assert [row.ids for row in ranked(generate=generate)] == expected
-    assert [row.ids for row in ranked(generate={"do_sample": True}, beams=1)] == by_score
+        assert [row.tokens for row in ranked(generate=generate)] == expected
+    assert [row.tokens for row in ranked(generate={"do_sample": True}, beams=1)] == by_score
     monkeypatch.setattr(translator.model.generation_config, "repetition_penalty", 2.0)
-    assert [row.ids for row in ranked()] == ids
+    assert [row.tokens for row in ranked()] == ids
 
 
 @pytest.mark.parametrize("where", ["options", "generation_config"])

@@ -8,10 +8,9 @@ import transformers
 from user_errors import rejects
 
 from recnmt_hf.commands.main import main
-from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, Translator, translation_warnings
+from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, Translator, results
 from recnmt_hf.inference.model_settings import EVIDENCE, ModelTask, read_model_task
-from recnmt_hf.inference.results import Row
-from recnmt_hf.inference.translation_warnings import is_far_too_short
+from recnmt_hf.inference.results import is_far_too_short
 from recnmt_hf.training.metrics import TextScorer
 from recnmt_hf.training.testing import test_model as score_test_set
 
@@ -39,7 +38,7 @@ def sentences(corpus):
 @pytest.fixture
 def warnings(monkeypatch):
     found = []
-    monkeypatch.setattr(translation_warnings.logger, "warning", found.append)
+    monkeypatch.setattr(results.logger, "warning", found.append)
     return found
 
 
@@ -206,7 +205,7 @@ def silent(translator, monkeypatch):
     """Return a translator whose translations always have two words."""
 
     def search(requests, *rest):
-        return [[[Row([5, 2], -1.0, -1.0)] for _ in request.pieces] for request in requests]
+        return [[[Hypothesis("", -1.0, -1.0, [5, 2])] for _ in request.pieces] for request in requests]
 
     monkeypatch.setattr(translator, "search", search)
     monkeypatch.setattr(translator.target_tokenizer, "batch_decode", lambda rows, **_: ["Wir sehen."] * len(rows))

@@ -348,7 +348,7 @@ def test_rows_become_hypotheses(translator):
     search = SearchRequest([Tokens([5, 2]), Tokens([6, 2])], [Tokens()] * 2, [9, 9], options)
     ids = [[first, second], [first, end], [], [end]]
     rows = translator.rank(search, SearchResult(ids), scores=False)
-    assert [[row.ids for row in own] for own in rows] == [ids[:2], ids[2:]]
+    assert [[row.tokens for row in own] for own in rows] == [ids[:2], ids[2:]]
     assert all(math.isnan(row.score) and row.alignment is None for own in rows for row in own)
     found = [translator.codec.decode(Request("x", [Tokens([5, 2])], [""]), [own], options) for own in rows]
     assert [[each.finished for each in one.hypotheses] for one in found] == [[False, True], [False, True]]

@@ -14,9 +14,8 @@ from .._plain_text import is_blank
 from ..data.text import open_bytes, read_lines
 from ..errors import UserError, short_repr
 from ..inference.options import DecodingOptions
-from ..inference.results import Hypothesis
+from ..inference.results import Hypothesis, TranslationWarnings
 from ..inference.splitting import join_texts, split_sentences, split_text
-from ..inference.translation_warnings import TranslationWarnings
 from ..inference.translator import Translator
 from ..inference.word_alignment import WordAlignment, align_pairs
 from .limits import Limits

@@ -9,7 +9,7 @@ from typing import Any
 
 from .._extras import packages_of_extra
 from ..hub.card import duration
-from ..inference.translation_warnings import TranslationWarnings
+from ..inference.results import TranslationWarnings
 from ..inference.word_alignment import WordAlignment
 from .live import Progress, Segment
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +15,10 @@ from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..inference.backends.ctranslate2_model import load_engine_package
 from ..inference.model_settings import ENGINE_SETTINGS
-from ..options import check_value
 from ..training.evidence import Evidence
 from .checked_copy import check_fields, load_checked
 
 
-QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 # Name of an activation in transformers -> in CTranslate2.
 ACTIVATIONS = {
     **{"relu": "RELU", "gelu": "GELU", "gelu_new": "GELUTanh", "quick_gelu": "GELUSigmoid"},
@@ -46,9 +44,16 @@ def export_ctranslate2(source: str | Path, output: str | Path, quantization: str
         FileExistsError: The output exists and is not empty.
     """
     load_engine_package()
-    check_value("quantization", quantization, Literal[QUANTIZATIONS])
     model, tokenizers = load_checked(source, **kwargs)
-    check_expressible(model.config)
+    needed: dict[str, tuple[Any, ...]] = {
+        "self_attention_type": ("absolute", "relative"),
+        "decoder_autoregression": ("self_attention",),
+        "activation_function": tuple(ACTIVATIONS),
+        "layer_norm_eps": (1e-5,),
+    }
+    if getattr(model.config, "self_attention_type", None) == "relative":
+        needed |= {"relative_per_head": (False,), "position_embedding_type": ("none",)}
+    check_fields(model.config, "CTranslate2", needed)
     specification = specification_of(model.float(), tokenizers)
     specification.validate()
     specification.optimize(quantization=quantization)
@@ -67,19 +72,6 @@ def write_settings(model: Any, source: str | Path, folder: Path, **settings: str
     evidence = Evidence.load(source) if Path(source).is_dir() else Evidence()
     evidence.tests = []
     evidence.save(folder)
-
-
-def check_expressible(config: Any) -> None:
-    """Raise `UserError` for a model that CTranslate2 does not support."""
-    needed: dict[str, tuple[Any, ...]] = {
-        "self_attention_type": ("absolute", "relative"),
-        "decoder_autoregression": ("self_attention",),
-        "activation_function": tuple(ACTIVATIONS),
-        "layer_norm_eps": (1e-5,),
-    }
-    if getattr(config, "self_attention_type", None) == "relative":
-        needed |= {"relative_per_head": (False,), "position_embedding_type": ("none",)}
-    check_fields(config, "CTranslate2", needed)
 
 
 def specification_of(model: Any, tokenizers: TokenizerPair) -> Any:
@@ -137,7 +129,6 @@ def specification_of(model: Any, tokenizers: TokenizerPair) -> Any:
 
 
 def numbers(tensor: torch.Tensor) -> np.ndarray:
-    """Copy a tensor into an array of float32."""
     return tensor.detach().numpy().astype(np.float32, copy=True)
 
 
@@ -157,7 +148,6 @@ def set_linear(place: Any, *modules: Any) -> None:
 
 
 def set_norm(place: Any, module: Any) -> None:
-    """Set the weights of a layer norm."""
     place.gamma, place.beta = numbers(module.weight), numbers(module.bias)
 
 

@@ -17,10 +17,10 @@ from ..data.tokenizer_pair import vocabulary_sizes
 from ..data.tree_inputs import tree_options
 from ..errors import UserError, short_repr
 from .backends.protocol import Backend
-from .languages import Direction, Languages, encode_text, find_languages, lock_of
+from .languages import TOKENIZING, Direction, Languages, encode_text, find_languages
 from .model_settings import ModelTask, end_ids, start_id
 from .options import DecodingOptions
-from .results import Hypothesis, Row, Translation
+from .results import Hypothesis, Translation
 from .splitting import join_pieces, split_sentences, split_text
 
 
@@ -265,7 +265,7 @@ class Codec:
     def words_of_source(self, sentence: Sentence, direction: Direction) -> tuple[Tokens, list[int | None]]:
         """Return the tokens of a source, and the number of the word of each, `None` for control tokens."""
         tokenizer, before = self.tokenizers.source, len(direction.instruction.split())
-        with lock_of(tokenizer):
+        with TOKENIZING:
             text, adds = direction.instruction + sentence.text, direction.frame is None
             ids, words = words_of_tokens(tokenizer, text, add_special_tokens=adds)
         numbers = [None if word is None or word < before else word - before for word in words]
@@ -277,25 +277,21 @@ class Codec:
     def words_of_target(self, text: str, direction: Direction) -> tuple[Tokens, list[int | None]]:
         """Return the tokens of a translation, and the number of the word of each, `None` for control tokens."""
         is_bare = direction.frame is not None
-        with lock_of(self.tokenizers.target):
+        with TOKENIZING:
             ids, words = words_of_tokens(self.tokenizers.target, text, not is_bare, not is_bare)
         tokens, before = self.end_target(ids, direction), len(direction.given) if is_bare else 0
         return tokens, [*[None] * before, *words, *[None] * (len(tokens) - before - len(words))]
 
     # -- ids to text ---------------------------------------------------------------------------------------------------
 
-    def decode(self, request: Request, rows: Sequence[Sequence[Row]], options: DecodingOptions) -> Translation:
+    def decode(self, request: Request, rows: Sequence[Sequence[Hypothesis]], options: DecodingOptions) -> Translation:
         """Return the translation of a text from the rows that the model wrote for each piece, best first."""
-        ends, pieces = end_ids(self.model), []
+        pieces = []
         for own in rows:
             # The token of a language, or a tag such as >>de<<, is not part of the text that follows.
-            shown = [[*dropwhile(self.target_names.__contains__, row.ids)] for row in own]
+            shown = [[*dropwhile(self.target_names.__contains__, row.tokens)] for row in own]
             texts = self.tokenizers.target.batch_decode(shown, skip_special_tokens=True)
-            piece = []
-            for text, row in zip(texts, own, strict=True):
-                is_finished = not ends.isdisjoint(row.ids[-1:])
-                piece.append(Hypothesis(text.strip(), row.score, row.log_prob, row.ids, is_finished, row.alignment))
-            pieces.append(piece)
+            pieces.append([replace(row, text=text.strip()) for text, row in zip(texts, own, strict=True)])
         if not pieces:
             return Translation(request.text, [Hypothesis("", 0.0, 0.0, alignment=[] if options.alignments else None)])
         if len(pieces) == 1:
@@ -332,7 +328,7 @@ class Codec:
         return is_blank(str(sentence)) or self.is_empty(self.encode_source(sentence))
 
     def trace(
-        self, number: int, request: Request, rows: Sequence[Sequence[Row]], translation: Translation
+        self, number: int, request: Request, rows: Sequence[Sequence[Hypothesis]], translation: Translation
     ) -> dict[str, Any]:
         """Return what the model read and wrote for a text, in the form of JSON; `number` is that of the text."""
         source, target = self.tokenizers
@@ -345,7 +341,7 @@ class Codec:
             first = start_id(self.model) if opening.start is None else opening.start
             read = {"unknown": piece.ids.count(source.unk_token_id), **named(source, piece.ids)}
             start = {"given": opening.given, **named(target, [first, *opening.ids])}
-            written = [{"score": row.score, "log_prob": row.log_prob, **named(target, row.ids)} for row in own]
+            written = [{"score": row.score, "log_prob": row.log_prob, **named(target, row.tokens)} for row in own]
             pieces.append({"source": read, "decoder_start": start, "rows": written})
         return {
             "sentence": number,

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -29,22 +28,15 @@ TAG = re.compile(r">>([\w-]+)<<|<2([A-Za-z][\w-]*)>")
 TYPED_TAG = re.compile(rf"\s*({TAG.pattern})")
 # Keys of a configuration's `task_specific_params`, as of T5.
 TASK_NAME = re.compile(r"translation_([\w-]+?)_to_([\w-]+)")
-# The tokenizers of one language pair have the same state, so texts of two languages must not be encoded at a time.
-_locks: WeakKeyDictionary[PreTrainedTokenizerBase, threading.RLock] = WeakKeyDictionary()
-_lock_of_locks = threading.Lock()
-
-
-def lock_of(tokenizer: PreTrainedTokenizerBase) -> threading.RLock:
-    """Return the lock of a tokenizer: encoding changes its state (source or target, language, truncation)."""
-    with _lock_of_locks:
-        return _locks.setdefault(tokenizer, threading.RLock())
+# Encoding changes the state of a tokenizer (source or target, language, truncation), so threads take turns.
+TOKENIZING = threading.RLock()
 
 
 def encode_text(
     tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool = True, is_target: bool = False
 ) -> list[int]:
     """Return the token ids of a text, in which `</s>` and the like are text."""
-    with lock_of(tokenizer):
+    with TOKENIZING:
         return list(ids_of_texts(tokenizer, [text], is_target, add_special_tokens)[0])
 
 
@@ -237,7 +229,7 @@ class TaskLanguages(Languages):
 
 def find_languages(tokenizers: TokenizerPair, model: Any) -> Languages:
     """Return the languages of a model, by what its tokenizer and its configuration name."""
-    with lock_of(tokenizers.source):
+    with TOKENIZING:
         ids = language_ids(tokenizers.source)
     if ids:  # a tokenizer with `src_lang` and `tgt_lang` whose sources have a language's token
         return TokenLanguages(tokenizers, model, ids)

@@ -19,7 +19,7 @@ from .languages import TASK_NAME
 from .loading import check_loading, silence_loading_report
 from .model_settings import read_model_task
 from .options import DecodingOptions, convert_option_names, decoding_options
-from .translation_warnings import TranslationWarnings
+from .results import TranslationWarnings
 from .translator import Translator
 
 

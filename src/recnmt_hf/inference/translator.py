@@ -26,8 +26,7 @@ from .codec import Codec, Request, refuse_text
 from .loading import load_backend
 from .model_settings import ModelTask, end_ids
 from .options import DecodingOptions, decoding_options, unusual_settings
-from .results import Hypothesis, Row, SentenceScore, Translation
-from .translation_warnings import TranslationWarnings
+from .results import Hypothesis, SentenceScore, Translation, TranslationWarnings
 
 
 __all__ = ["DecodingOptions", "Hypothesis", "SentenceScore", "Translation", "Translator"]
@@ -221,7 +220,7 @@ class Translator:
 
     def search(
         self, requests: Sequence[Request], options: DecodingOptions, offset: int = 0, scores: bool = True
-    ) -> list[list[list[Row]]]:
+    ) -> list[list[list[Hypothesis]]]:
         """Return the rows that the model writes for each piece; `offset` earlier sentences are added to the seed."""
         numbers = [offset + i for i, request in enumerate(requests) for _ in request.pieces]
         sources = [piece for request in requests for piece in request.pieces]
@@ -235,7 +234,7 @@ class Translator:
         seed = None if options.seed is None else options.seed + offset
         with self.backend.seeded(seed):  # once for all batches, or all of them would draw the same numbers
             results = self.backend.search(searches) if searches else []
-        rows: dict[int, list[Row]] = {}
+        rows: dict[int, list[Hypothesis]] = {}
         for batch, search, result in zip(batches, searches, results, strict=True):
             rows.update(zip(batch, self.rank(search, result, scores), strict=True))
         remaining = (rows[i] for i in range(len(sources)))
@@ -248,7 +247,7 @@ class Translator:
         limit = self.backend.limits.target
         return lengths if limit is None else [min(length, limit) for length in lengths]
 
-    def rank(self, search: SearchRequest, result: SearchResult, scores: bool) -> list[list[Row]]:
+    def rank(self, search: SearchRequest, result: SearchResult, scores: bool) -> list[list[Hypothesis]]:
         """Return the rows of each source, best first; with `scores` log-probabilities are those of the model."""
         options, per_source = search.options, len(result.tokens) // len(search.sources)
         sources = [source for source in search.sources for _ in range(per_source)]
@@ -266,8 +265,11 @@ class Translator:
         if options.alignments:
             links = self.align_tokens(sources, targets, options.alignment_layer, options.max_tokens)
         divisors = [max(len(target), 1) ** options.penalty() for target in targets]
-        parts = zip(targets, log_probs, divisors, links, strict=True)
-        rows = [Row(target.ids, log_prob / divisor, log_prob, links) for target, log_prob, divisor, links in parts]
+        ends = end_ids(self.model)
+        rows = [
+            Hypothesis("", log_prob / divisor, log_prob, target.ids, not ends.isdisjoint(target.ids[-1:]), own)
+            for target, log_prob, divisor, own in zip(targets, log_probs, divisors, links, strict=True)
+        ]
         ranks = [row.score for row in rows]
         # Settings such as repetition_penalty change the scores of the search alone, so its order is the right one.
         has_settings = options.generate or unusual_settings(self.model.generation_config)

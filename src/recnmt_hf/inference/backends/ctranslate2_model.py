@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,9 +38,6 @@ FOR_GENERATE_ALONE = {
 FORBIDDING = ("bad_words_ids", "suppress_tokens")
 # Value of sampling_topk that samples from the whole vocabulary.
 ALL_SYMBOLS = 0
-# CTranslate2 has one seed for the whole process, which a thread of an engine reads once, before its first draw.
-SEED_LOCK = threading.Lock()
-RANDOM_SEED = 2**32 - 1  # CTranslate2 then seeds from the system
 
 
 def load_engine_package() -> Any:
@@ -62,8 +58,7 @@ class CTranslate2Backend(TranslatesOnly):
 
     The engine's search ends once as many hypotheses are finished as there are beams (transformers'
     `early_stopping=True`), and divides log-probabilities by `length ** length_penalty`. Hypotheses are truncated to
-    their own limits, and the best one is chosen by the penalty in the options. Sampling with a seed loads the engine
-    again for each buffer.
+    their own limits, and the best one is chosen by the penalty in the options. It samples without a seed.
     """
 
     kind = "exported to CTranslate2"
@@ -71,28 +66,20 @@ class CTranslate2Backend(TranslatesOnly):
     def __init__(
         self, path: str | Path, tokenizers: TokenizerPair, device: str | torch.device | None = None, check: bool = True
     ):
-        self.path, self.tokenizers = Path(path), tokenizers
+        self.tokenizers = tokenizers
         settings = read_export_settings(path)
-        self.device, _, number = str(device or default_engine_device()).partition(":")
-        self.device_index = int(number) if number.isdecimal() else 0
+        name, _, number = str(device or default_engine_device()).partition(":")
         self.model = SimpleNamespace(
             config=NMTTransformerConfig.from_dict(settings.config),
             generation_config=settings.generation_config,
             name_or_path=str(path),
         )
-        self.engine = self.load_engine()
-        self.thread = threading.local()  # holds the engine that a thread samples with under its seed
-        tokenizers.check(self.model, strict=check)
-        self.source_symbols, self.target_symbols = (read_vocabulary(self.path, side) for side in ("source", "target"))
-        self.target_ids = {symbol: id for id, symbol in enumerate(self.target_symbols)}
-
-    def load_engine(self) -> Any:
-        return load_engine_package().Translator(
-            str(self.path),
-            device=self.device,
-            device_index=self.device_index,
-            intra_threads=torch.get_num_threads(),
+        self.engine = load_engine_package().Translator(
+            str(path), device=name, device_index=int(number or 0), intra_threads=torch.get_num_threads()
         )
+        tokenizers.check(self.model, strict=check)
+        self.source_symbols, self.target_symbols = (read_vocabulary(Path(path), side) for side in ("source", "target"))
+        self.target_ids = {symbol: id for id, symbol in enumerate(self.target_symbols)}
 
     @property
     def limits(self) -> LengthLimits:
@@ -105,7 +92,7 @@ class CTranslate2Backend(TranslatesOnly):
         """Translate a batch."""
         options, penalty = request.options, float(request.options.penalty())
         prefixes = [[self.target_symbols[id] for id in prefix.ids] for prefix in request.prefixes]
-        results = getattr(self.thread, "engine", self.engine).translate_batch(
+        results = self.engine.translate_batch(
             [[self.source_symbols[id] for id in source.ids] for source in request.sources],
             target_prefix=prefixes if any(prefixes) else None,
             max_input_length=0,
@@ -146,25 +133,13 @@ class CTranslate2Backend(TranslatesOnly):
         if forbidden:
             arguments["suppress_sequences"] = [[self.target_symbols[id] for id in ids] for ids in forbidden]
         if samples:
-            if options.beams > 1:
-                raise UserError("CTranslate2 samples without beams only. Use --beams 1.", field="beams")
+            if options.beams > 1 or options.seed is not None:
+                raise UserError("CTranslate2 samples without beams (--beams 1) and without a seed only.", field="beams")
             arguments.setdefault("sampling_topk", ALL_SYMBOLS)
         return arguments
 
-    @contextmanager
-    def seeded(self, seed: int | None) -> Iterator[None]:
-        if seed is None:
-            yield
-            return
-        package = load_engine_package()
-        with SEED_LOCK:
-            package.set_random_seed(seed % RANDOM_SEED)
-            try:
-                self.thread.engine = self.load_engine()
-                yield
-            finally:
-                self.thread.__dict__.pop("engine", None)
-                package.set_random_seed(RANDOM_SEED)
+    def seeded(self, seed: int | None) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
         ends = end_ids(self.model)
