@@ -25,85 +25,65 @@ ACTIVATIONS = {"swish": "silu", "relu": "relu"}
 EXACT_GELU = (1, 12, 3)
 GELUS = {"quick_gelu": "v1.12.0", "gelu": "v1.12.3"}
 AUTOREGRESSIONS = {"self-attention": "self_attention", "rnn": "ssru", "average-attention": "average_attention"}
-# All known settings, with the supported values: a range of integers, or some values.
+# All known settings, with the supported values: a range of integers, some values, or any value of those that are
+# checked together with others, or have no effect on a Transformer that translates.
 # Marian does not read `transformer-train-position-embeddings`; trained positions are an array Wpos, which no parameter
 # receives.
-SETTINGS: dict[str, range | tuple[Any, ...]] = {
-    "type": ("transformer",),
-    **dict.fromkeys(("enc-depth", "dec-depth", "beam-size", "transformer-aan-depth"), range(1, 1001)),
-    **dict.fromkeys(("dim-emb", "transformer-heads"), range(1, 2**16 + 1)),
-    **dict.fromkeys(("transformer-dim-ffn", "transformer-dim-aan"), range(1, 2**20 + 1)),
-    "transformer-decoder-dim-ffn": range(2**20 + 1),
-    "transformer-decoder-autoreg": tuple(AUTOREGRESSIONS),
-    **dict.fromkeys(("transformer-ffn-activation", "transformer-aan-activation"), (*ACTIVATIONS, "gelu")),
-    "transformer-preprocess": ("n", ""),
-    "transformer-postprocess-emb": ("d", ""),
-    "transformer-ffn-depth": (2,),
-    "transformer-decoder-ffn-depth": (0, 2),
-    "transformer-attention-mask": ("default", ""),
-    "input-types": ([], ["sequence"], ["sequence", "sequence"]),
-    **dict.fromkeys(
-        (
-            *("tied-embeddings", "tied-embeddings-src", "tied-embeddings-all", "output-omit-bias"),
-            *("transformer-rnn-projection", "transformer-aan-nogate", "allow-unk", "allow-special"),
-        ),
-        (True, False),
-    ),
-    **dict.fromkeys(
-        (
-            *("right-left", "ulr", "ulr-dim-emb", "ulr-trainable-transformation", "layer-normalization"),
-            *("lemma-dim-emb", "lemma-dependency", "factors-dim-emb", "input-reorder", "input-join-fields"),
-            *("transformer-no-projection", "transformer-tied-layers", "transformer-pool", "transformer-no-bias"),
-            *("transformer-no-affine", "transformer-disable-position-embeddings", "transformer-train-positions"),
-            *("transformer-alibi-shift", "transformer-alibi-trainable", "special-vocab", "word-penalty"),
-        ),
-        (False,),
-    ),
-    # Checked together with others, or without effect on a Transformer that translates.
-    **dict.fromkeys(
-        (
-            *("dim-vocabs", "dec-cell", "transformer-guided-alignment-layer", *ORDER[1:], "normalize"),
-            *("enc-type", "enc-cell", "enc-cell-depth", "dec-cell-base-depth", "dec-cell-high-depth", "dim-rnn"),
-            *(
-                "version",
-                "max-length-factor",
-                "bert-train-type-embeddings",
-                "bert-type-vocab-size",
-                "factors-combine",
-                "skip",
-            ),
-            *("separator-symbol", "transformer-depth-scaling", "transformer-train-position-embeddings"),
-        ),
-        ANYTHING,
-    ),
-}
+SETTINGS: dict[str, range | tuple[Any, ...]] = {}
+for names, allowed in (
+    ("type", ("transformer",)),
+    ("enc-depth dec-depth beam-size", range(1, 1001)),
+    ("transformer-aan-depth", range(1, 3)),
+    ("dim-emb transformer-heads", range(1, 2**16 + 1)),
+    ("transformer-dim-ffn transformer-dim-aan", range(1, 2**20 + 1)),
+    ("transformer-decoder-dim-ffn", range(2**20 + 1)),
+    ("transformer-decoder-autoreg", tuple(AUTOREGRESSIONS)),
+    ("transformer-ffn-activation transformer-aan-activation", (*ACTIVATIONS, "gelu")),
+    ("transformer-preprocess", ("n", "")),
+    ("transformer-postprocess-emb", ("d", "")),
+    ("transformer-ffn-depth", (2,)),
+    ("transformer-decoder-ffn-depth", (0, 2)),
+    ("transformer-attention-mask", ("default", "")),
+    ("input-types", ([], ["sequence"], ["sequence", "sequence"])),
+    ("tied-embeddings tied-embeddings-src tied-embeddings-all output-omit-bias", (True, False)),
+    ("transformer-rnn-projection transformer-aan-nogate allow-unk allow-special", (True, False)),
+    ("right-left ulr ulr-dim-emb ulr-trainable-transformation layer-normalization", (False,)),
+    ("lemma-dim-emb lemma-dependency factors-dim-emb input-reorder input-join-fields", (False,)),
+    ("transformer-no-projection transformer-tied-layers transformer-pool transformer-no-bias", (False,)),
+    ("transformer-no-affine transformer-disable-position-embeddings transformer-train-positions", (False,)),
+    ("transformer-alibi-shift transformer-alibi-trainable special-vocab word-penalty", (False,)),
+    ("transformer-postprocess transformer-postprocess-top dec-cell transformer-guided-alignment-layer", ANYTHING),
+    ("dim-vocabs normalize max-length-factor version dim-rnn skip separator-symbol factors-combine", ANYTHING),
+    ("enc-type enc-cell enc-cell-depth dec-cell-base-depth dec-cell-high-depth", ANYTHING),
+    ("bert-train-type-embeddings bert-type-vocab-size transformer-depth-scaling", ANYTHING),
+    ("transformer-train-position-embeddings", ANYTHING),
+):
+    SETTINGS |= dict.fromkeys(names.split(), allowed)
 # Settings of a file for marian-decoder without effect on translations.
-IGNORED_BY_SEARCH = {
-    *("models", "vocabs", "relative-paths", "shortlist", "alignment", "n-best", "word-scores", "quiet", "log"),
-    *("quiet-translation", "log-level", "cpu-threads", "num-devices", "devices", "workspace", "data-threads"),
-    *("mini-batch", "mini-batch-words", "maxi-batch", "maxi-batch-sort", "max-length", "max-length-crop", "seed"),
-    *("gemm-precision", "gemm-type", "optimize", "precision", "fp16", "skip-cost", "input", "output", "stat-freq"),
-    *("ssplit-mode", "ssplit-prefix-file", "max-length-break"),
-}
+WITHOUT_EFFECT = (
+    "models vocabs relative-paths shortlist alignment n-best word-scores quiet log quiet-translation log-level "
+    "cpu-threads num-devices devices workspace data-threads mini-batch mini-batch-words maxi-batch maxi-batch-sort "
+    "max-length max-length-crop seed gemm-precision gemm-type optimize precision fp16 skip-cost input output stat-freq "
+    "ssplit-mode ssplit-prefix-file max-length-break"
+)
+IGNORED_BY_SEARCH = set(WITHOUT_EFFECT.split())
 # Settings that every file has, and the defaults of the others: Marian's, or those of the tools that publish students.
 REQUIRED = ("type", "dim-emb", "enc-depth", "dec-depth")
 SEARCH_DEFAULTS: dict[str, Any] = {"beam-size": 1, "normalize": 1.0, "max-length-factor": 3.0}
 # Those of an exported model that was not imported, before the settings of its configuration.
+OFF_BY_DEFAULT = (
+    "right-left ulr layer-normalization skip transformer-no-projection transformer-pool transformer-rnn-projection "
+    "transformer-train-position-embeddings transformer-aan-nogate ulr-trainable-transformation"
+)
 DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("right-left", "ulr", "layer-normalization", "skip", "transformer-no-projection"), False),
-    **dict.fromkeys(("transformer-pool", "transformer-train-position-embeddings"), False),
-    **dict.fromkeys(("transformer-rnn-projection", "transformer-aan-nogate"), False),
+    **dict.fromkeys(OFF_BY_DEFAULT.split(), False),
     **{"bert-train-type-embeddings": True, "bert-type-vocab-size": 2, "input-types": [], "lemma-dim-emb": 0},
     **{"enc-type": "bidirectional", "enc-cell": "gru", "enc-cell-depth": 1, "dim-rnn": 1024, "ulr-dim-emb": 0},
     **{"dec-cell": "gru", "dec-cell-base-depth": 2, "dec-cell-high-depth": 1, "transformer-ffn-depth": 2},
     **{"transformer-aan-activation": "swish", "transformer-aan-depth": 2, "transformer-dim-aan": 2048},
     **{"transformer-guided-alignment-layer": "last", "transformer-postprocess-emb": "d", "type": "transformer"},
-    **{"transformer-tied-layers": [], "ulr-trainable-transformation": False},
-}
-# Defaults of settings that an exported model takes from its configuration.
-MODEL_DEFAULTS: dict[str, Any] = {
-    **{"transformer-heads": 8, "transformer-dim-ffn": 2048, "transformer-decoder-dim-ffn": 0},
-    **{"transformer-ffn-activation": "swish", "transformer-decoder-autoreg": "self-attention"},
+    **{"transformer-tied-layers": [], "transformer-ffn-activation": "swish", "transformer-heads": 8},
+    **{"transformer-dim-ffn": 2048, "transformer-decoder-dim-ffn": 0, "transformer-decoder-autoreg": "self-attention"},
 }
 # Fields of every Transformer of Marian.
 FUNCTION: dict[str, Any] = {
@@ -145,7 +125,7 @@ class Settings:
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of a setting, or its default; `False` if it is off."""
-        value = self.values.get(name, {**DEFAULTS, **MODEL_DEFAULTS, **SEARCH_DEFAULTS}.get(name))
+        value = self.values.get(name, {**DEFAULTS, **SEARCH_DEFAULTS}.get(name))
         return False if value in OFF else value
 
     def require(self, is_supported: bool, name: str) -> None:
@@ -193,7 +173,6 @@ class Settings:
             fields["decoder_recurrence_projection"] = self["transformer-rnn-projection"]
         if kind == "average_attention":
             depth, width = self["transformer-aan-depth"], self["transformer-dim-aan"]
-            self.require(depth in (1, 2), "transformer-aan-depth")
             # Only the average passes the norm, while the gates read the input itself.
             self.require(not is_norm_first, ORDER[0])
             fields["aan_gate"] = "none" if self["transformer-aan-nogate"] else "separate"
