@@ -14,10 +14,10 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent / "experiments"))  # the programs that write such results
 from logical_inference import plot_accuracies
+from sweep import paper_table_of
 
 from recnmt_hf.analysis.plots import check_picture
 from recnmt_hf.data.files import locked_file, open_output
-from recnmt_hf.families import paper_table_of
 from recnmt_hf.hub.card import markdown_table, number
 
 

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 
 import torch
 from named_models import MODEL_HELP, build_model, parse_model
-from sweep import read_rows, with_size
+from sweep import paper_table_of, read_rows, with_size
 
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.errors import UserError
-from recnmt_hf.families import paper_table_of
 from recnmt_hf.options import DEFAULT, mapping
 from recnmt_hf.training.recipe_yaml import apply_overrides
 
@@ -83,7 +82,10 @@ def count_rows(path: str, model: str, size: str, vocab_size: int) -> list[list[s
         cells = [row, *map(millions, counts), millions((total - first) / 1e6, "+")]
         printed = paper.row(row) if paper else None
         if paper and printed:
-            increase = None if printed is paper.baseline else paper.increase(printed)
+            increase = printed.added
+            if increase is None and None not in (printed.parameters, paper.baseline.parameters):
+                increase = printed.parameters - paper.baseline.parameters
+            increase = None if printed is paper.baseline else increase
             cells += [millions(printed.parameters), millions(increase, "+")]
         table.append(cells + [""] * (6 - len(cells)))
     return table

@@ -31,7 +31,7 @@ from recnmt_hf.data.corpora import load_test_set
 from recnmt_hf.data.files import reject_model_folder
 from recnmt_hf.data.text import read_lines, tsv, write_results
 from recnmt_hf.errors import MissingFileError, UserError
-from recnmt_hf.families import paper_table_of
+from recnmt_hf.families import FAMILIES, PaperTable
 from recnmt_hf.models.user_errors import masked
 from recnmt_hf.options import MOST_SEED, check_value
 from recnmt_hf.training.checkpoints import newest_checkpoint, newest_intact_checkpoint, state_of
@@ -53,6 +53,22 @@ PRESET = "model.preset"
 # Characters that are replaced in names of folders.
 UNSAFE_CHARACTERS = re.compile(r"[^\w.=,+-]+")
 MAX_RUNS = 1000
+
+
+def paper_table_of(systems: Sequence[str], size: str | None = None) -> PaperTable | None:
+    """
+    Return the paper's table of a comparison of these systems, or `None`. Its first row is the first system. It has at
+    least two of them, and the given size (a preset) or more than a third of them. Of several tables, the one with most
+    of them is returned.
+    """
+    counts = [
+        (sum(table.row(name) is not None for name in systems), table)
+        for family in FAMILIES.values()
+        for table in family.tables
+        if [table.baseline.system] == list(systems[:1]) and size in (None, table.size)
+    ]
+    count, table = max(counts, key=lambda entry: entry[0], default=(0, None))
+    return table if count >= 2 and (size is not None or 3 * count > len(systems)) else None
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 import pytest
 from parameters import count_rows, main
-from sweep import CellResult, cells_of, read_rows, table_of, with_size
+from sweep import CellResult, cells_of, paper_table_of, read_rows, table_of, with_size
 from user_errors import rejects
 
-from recnmt_hf.families import FAMILIES, paper_table_of
+from recnmt_hf.families import FAMILIES
 from recnmt_hf.training.checks import model_on_meta
 from recnmt_hf.training.plan import Plan
 from recnmt_hf.training.recipe import Recipe

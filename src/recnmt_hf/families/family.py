@@ -99,12 +99,6 @@ class PaperTable:
         differences = "" if row is self.baseline else " / ".join(f"{x:+.{digits}f}" for x in self.differences(row))
         return " / ".join(f"{score:.{digits}f}" for score in row.scores), differences
 
-    def increase(self, row: PaperRow) -> float | None:
-        """Return the parameters of a row beyond those of the first row, in millions, or `None` if not printed."""
-        if row.added is not None or row.parameters is None or self.baseline.parameters is None:
-            return row.added
-        return row.parameters - self.baseline.parameters
-
 
 @dataclass(frozen=True)
 class Subject:

@@ -121,6 +121,3 @@ class BiARNTransformerConfig(NMTTransformerConfig):
         is_read = self.decoder_memory == "both" or self.recurrence_source == "encoder"
         others = ("decoder_memory", "recurrence_source")
         self.require(is_read or self.encoder_type == "transformer", "encoder_type", "'transformer'", *others)
-
-
-BiARNTransformerConfig.register_for_auto_class()

@@ -113,6 +113,3 @@ class GCNRNMTConfig(RNMTConfig):
         names = list(self.gcn_directions)
         is_list = bool(names) and len(set(names)) == len(names) and set(names) <= set(DIRECTIONS)
         self.require(is_list, "gcn_directions", f"a list of some of {', '.join(DIRECTIONS)}")
-
-
-GCNRNMTConfig.register_for_auto_class()

@@ -75,6 +75,3 @@ class GRETConfig(NMTTransformerConfig):
                 'capsule_projection="shared" gives all capsules the same votes, so num_capsules has no effect. Use '
                 '"per_capsule", unless you want to study this reading of the paper.'
             )
-
-
-GRETConfig.register_for_auto_class()

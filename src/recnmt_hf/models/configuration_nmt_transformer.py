@@ -107,6 +107,3 @@ class NMTTransformerConfig(TransformerConfig):
         is_paired = self.self_attention_type != "directional" or self.encoder_attention_heads % 2 == 0
         self.require(is_paired, "encoder_attention_heads", "even", "self_attention_type")
         self.require(self.aan_activation in ACT2FN, "aan_activation", "a name in transformers' ACT2FN")
-
-
-NMTTransformerConfig.register_for_auto_class()

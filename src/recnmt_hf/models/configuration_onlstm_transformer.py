@@ -169,6 +169,3 @@ class ONLSTMTransformerConfig(NMTTransformerConfig):
         )
         is_divided = self.pair_pooling != "attention" or self.d_model % self.pair_pooling_heads == 0
         self.require(is_divided, "pair_pooling_heads", "a divisor of d_model", "d_model")
-
-
-ONLSTMTransformerConfig.register_for_auto_class()

@@ -173,6 +173,3 @@ class RNMTConfig(Seq2SeqConfig):
         self.require(all(kernel % 2 for kernel in kernels), "relation_conv_kernels", "odd widths")
         is_paired = len(kernels) == len(channels)
         self.require(is_paired, "relation_conv_channels", "one number per width", "relation_conv_kernels")
-
-
-RNMTConfig.register_for_auto_class()

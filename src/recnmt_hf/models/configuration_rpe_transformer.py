@@ -107,6 +107,3 @@ class RPETransformerConfig(NMTTransformerConfig):
         # The state of an SRU passes through no matrix that could read r.
         has_matrix = self.rpe_cell != "sru" or self.rpe_recurrence == "hidden"
         self.require(has_matrix, "rpe_recurrence", "'hidden'", "rpe_cell")
-
-
-RPETransformerConfig.register_for_auto_class()

@@ -47,9 +47,14 @@ def assign_field(config: PreTrainedConfig, name: str, value: Any) -> None:
 
 
 def strict_config(kind: type[T]) -> type[T]:
-    """Apply huggingface_hub's `strict`, which checks types and ranges; errors are `UserError`s."""
+    """
+    Apply huggingface_hub's `strict`, which checks types and ranges; errors are `UserError`s. The code of a family's
+    configuration is saved with it.
+    """
     strict(kind)
     kind.__setattr__ = assign_field  # type: ignore[assignment, method-assign]
+    if vars(kind).get("model_type"):
+        kind.register_for_auto_class()  # type: ignore[attr-defined]
     return kind
 
 

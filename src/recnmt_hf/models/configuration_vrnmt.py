@@ -89,6 +89,3 @@ class VRNMTConfig(RNMTConfig):
         # A sample would have to be the same in all steps of a sentence.
         is_drawn = self.latent_inference == "sample" and self.latent_level == "sentence"
         self.require(not is_drawn, "latent_inference", "'mean'", "latent_level")
-
-
-VRNMTConfig.register_for_auto_class()

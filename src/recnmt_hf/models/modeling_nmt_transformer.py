@@ -108,10 +108,6 @@ class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderSta
 
     _can_record_outputs = {"attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn")}
 
-    def __init__(self, config: NMTTransformerConfig):
-        super().__init__(config)
-        self.post_init()
-
     def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
         return TransformerEncoderLayer(config, build_self_attention(config, config.encoder_attention_heads))
 
@@ -134,10 +130,6 @@ class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerDecoderSta
         "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="encoder_attn"),
     }
-
-    def __init__(self, config: NMTTransformerConfig):
-        super().__init__(config)
-        self.post_init()
 
     def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
         return TransformerDecoderLayer(config, *build_decoder_attention(config, index))

@@ -123,6 +123,7 @@ class TransformerStack(Seq2SeqStack):
         self.layers = nn.ModuleList([self.build_layer(config, i) for i in range(count)])
         if config.normalize_before:
             self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.post_init()
 
     def build_input(self, config: Any) -> nn.Module:
         has_positions = getattr(config, f"{self.side}_position_embeddings")
