@@ -127,12 +127,3 @@ def test_files_named_in_the_text_exist(repository):
     for document in documents(repository):
         for name in re.findall(r"`((?:scripts|tests|src|model_cards|\.github)/[\w./-]*)`", document.read_text()):
             assert (repository / name).exists(), (document.name, name)
-
-
-def test_docstring_example_of_the_penalty():
-    import doctest
-
-    import recnmt_hf.inference.decoding
-
-    result = doctest.testmod(recnmt_hf.inference.decoding)
-    assert result.attempted > 0 and result.failed == 0

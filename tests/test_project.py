@@ -1,8 +1,6 @@
-"""The project's own files: one version, bounds and pins that agree, notes of the release, tables of real files."""
+"""Required packages: what is imported is required, and bounds and pins agree."""
 
 import ast
-import re
-import subprocess
 import sys
 import tomllib
 
@@ -10,8 +8,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-
-import recnmt_hf
 
 
 # Packages that are imported under another name.
@@ -34,28 +30,6 @@ def requirements(project, *extras):
 def pins(path):
     lines = (line for line in path.read_text().splitlines() if line and not line.startswith("#"))
     return {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in lines)}
-
-
-def test_version_is_in_one_place(repository, project):
-    """In the package, as a literal, so that building reads it without importing anything."""
-    assert project["project"]["dynamic"] == ["version"] and "version" not in project["project"]
-    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "recnmt_hf.__version__"}
-    tree = ast.parse((repository / "src" / "recnmt_hf" / "__init__.py").read_text())
-    values = [
-        node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "__version__"
-    ]
-    assert values == [recnmt_hf.__version__]
-    assert not re.search(r"^version:", (repository / "CITATION.cff").read_text(), flags=re.MULTILINE)
-
-
-def test_version_has_release_notes(repository):
-    command = ["bash", str(repository / "scripts" / "release_notes.sh")]
-    notes = subprocess.run([*command, f"v{recnmt_hf.__version__}"], capture_output=True, text=True, check=True).stdout
-    assert notes.strip() and "## 0" not in notes
-    unknown = subprocess.run([*command, "99.0"], capture_output=True, text=True)
-    assert unknown.returncode == 1 and "has no section for version 99.0. Add" in unknown.stderr
 
 
 def test_imported_packages_are_required(repository, project):

@@ -9,7 +9,7 @@ from transformers import HfArgumentParser
 from user_errors import rejects
 
 from recnmt_hf.errors import short_repr
-from recnmt_hf.options import Range, check_options, documented, option, options_of, parse
+from recnmt_hf.options import Range, check_options, documented, option, parse
 
 
 @documented
@@ -66,12 +66,6 @@ def test_integers_written_as_floats_are_converted():
     cake = Cake(layers=4e0)
     check_options(cake)
     assert cake.layers == 4 and isinstance(cake.layers, int)
-
-
-def test_declaration_of_a_field():
-    layers = options_of(Cake)["layers"]
-    assert (layers.hint, layers.allowed, layers.default, layers.help) == (int, Range(1, 9), 3, "how many layers")
-    assert options_of(Cake)["size"].choices == ("small", "large")
 
 
 def test_documentation_of_fields():

@@ -6,9 +6,12 @@ import pytest
 from user_errors import rejects
 
 import recnmt_hf
-from recnmt_hf.data import TokenizerPair
+from recnmt_hf.data import Relations, TokenizerPair
 from recnmt_hf.data.tokenizer_pair import stamp_tokenizers
 from recnmt_hf.training.inputs import delete_tokenizers, save_tokenizers
+
+
+RELATIONS = Relations(("<unk>", "root", "<piece>"))
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +23,12 @@ def separate(corpus):
 @pytest.mark.parametrize("subfolder", ["", "tokenizer"])
 @pytest.mark.parametrize("joint", [True, False])
 def test_saved_and_loaded(tokenizer, separate, tmp_path, joint, subfolder):
-    pair = TokenizerPair(tokenizer) if joint else separate
+    pair = TokenizerPair(tokenizer, relations=RELATIONS) if joint else separate
     assert list(pair) == [pair.source, pair.target] and pair.is_joint == joint
     pair.save(tmp_path, source_subfolder=subfolder)
     assert (tmp_path / "target_tokenizer").is_dir() != joint
     found = TokenizerPair.load(tmp_path, source_subfolder=subfolder)
-    assert found.is_joint == joint
+    assert found.is_joint == joint and found.relations == pair.relations
     sentence = "The dog sleeps ."
     for own, original in zip(found, pair, strict=True):
         assert own(sentence)["input_ids"] == original(sentence)["input_ids"]

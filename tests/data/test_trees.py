@@ -14,7 +14,6 @@ from recnmt_hf.data import (
     Corpus,
     ParsedSentence,
     Relations,
-    TokenizerPair,
     TreeCollator,
     TreeEncoder,
     load_pairs,
@@ -217,12 +216,6 @@ def test_bad_columns(tmp_path, change):
         list(load_pairs({"jsonl": path, "tree_columns": True}, "en", "de"))
 
 
-def test_corpora_that_cannot_have_trees():
-    for settings in ({"tsv": "a", "source_trees": "b"}, {"source": "a", "target": "b", "tree_columns": True}):
-        with rejects(field=list(settings)[-1]):
-            Corpus(**settings)
-
-
 # -- relations ---------------------------------------------------------------------------------------------------------
 
 
@@ -268,14 +261,6 @@ def test_relations_of_a_model_on_the_hub(tmp_path, monkeypatch):
     assert Relations.load("user/trees", revision="v1", dtype="float32").names == ("<unk>", "root", "<piece>")
     assert Relations.load("user/plain") is None
     assert requests[0] == ("user/trees", "relations.json", {"revision": "v1"})
-
-
-def test_tokenizers_keep_their_relations(tmp_path, tokenizer):
-    relations = Relations(("<unk>", "root", "<piece>"))
-    TokenizerPair(tokenizer, relations=relations).save(tmp_path)
-    assert TokenizerPair.load(tmp_path).relations == relations
-    TokenizerPair(tokenizer).save(tmp_path / "without")
-    assert TokenizerPair.load(tmp_path / "without").relations is None
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
@@ -334,6 +319,7 @@ def test_truncation_removes_edges_to_removed_words(pieces):
     tokens = TreeEncoder(pieces, RELATIONS)([SENTENCE])[0]
     short = tokens.truncated(4, {2})
     assert short.ids == [*tokens.ids[:3], tokens.ids[11]]
+    assert Tokens([5, 6, 7, 2]).truncated(2, {2}) == Tokens([5, 2])
     assert short.tree == TokenTree([1, -1, 1, -1], [2, 0, 3, 0])
     assert tokens.tree.heads[1] == 6
 
@@ -389,8 +375,3 @@ def test_padding(pieces, side):
     assert batch["input_ids"][0][heads[0][heads[0] >= 0]].tolist() == [6]
     plain = TreeCollator(tokenizer)([{name: f[name] for name in ("input_ids", "labels")} for f in features])
     assert set(plain) == {"input_ids", "attention_mask", "labels"}
-
-
-def test_truncation_keeps_the_control_tokens_at_the_end():
-    tokens = Tokens([5, 6, 7, 2])
-    assert tokens.truncated(4, {2}) is tokens and tokens.truncated(2, {2}) == Tokens([5, 2])
