@@ -58,15 +58,12 @@ def explained_loading(path: str | Path, what: str = "model") -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        if "trust_remote_code" in str(error):
-            raise UserError(
-                f"The {what} {path} contains Python code, which was not run. If you trust it, pass --trust-remote-code "
-                "(trust_remote_code=True). Commands without this option cannot load it.",
-                field=path,
-            ) from error
-        kind = MissingFileError if isinstance(error, OSError) and not Path(path).exists() else UserError
         reason = shorten(f"{type(error).__name__}: {error}")
-        raise kind(f"The {what} {path} cannot be loaded ({reason}).", field=path) from error
+        if "trust_remote_code" in str(error):
+            reason = "it contains Python code, which was not run. If you trust it, pass --trust-remote-code "
+            reason += "(trust_remote_code=True). Commands without this option cannot load it"
+        kind = MissingFileError if isinstance(error, OSError) and not Path(path).exists() else UserError
+        raise kind(f"The {what} {path} cannot be loaded: {reason}.", field=path) from error
 
 
 def shorten(text: str) -> str:

@@ -157,9 +157,9 @@ def test_datasets_translation_set(hub_format):
     corpus = Corpus(dataset=str(hub_format), split="train")
     assert list(corpus.pairs("de", "en")) == [SentencePair("Eins", "One"), SentencePair("Zwei", "Two")]
     assert len(list(Corpus(dataset=str(hub_format), split="train[:1]").pairs("en", "de"))) == 1
-    with rejects("column 'fr'", "de, en"):
+    with rejects("'fr'", "de, en"):
         list(corpus.pairs("en", "fr"))
-    with rejects("cannot be loaded"):
+    with rejects("cannot be read"):
         list(Corpus(dataset=str(hub_format), split="dev").pairs("en", "de"))
 
 
@@ -197,7 +197,7 @@ def test_fields_that_do_not_belong_together(fields):
 def test_corpora_of_other_languages():
     with rejects(field="corpora.sourc"):
         parse_corpora({"sourc": "a"})
-    with rejects("English-German, not en-fr"):
+    with rejects("target_lang=fr"):
         list(load_pairs({"generated": "train"}, "en", "fr"))
 
 
@@ -274,7 +274,7 @@ def test_jsonl_that_no_sentence_can_be_read_from(tmp_path, bad):
 @pytest.mark.parametrize(
     ("rows", "word"),
     [
-        ({"en": ["One", "Two"], "de": [1, 2]}, "row 0: column 'de'"),
+        ({"en": ["One", "Two"], "de": [1, 2]}, "row 0 with the columns de, en"),
         ({"en": ["One", None], "de": ["Eins", "Zwei"]}, "row 1: blank sentence"),
         ({"translation": [{"en": "One", "de": "Eins"}, None]}, "row 1: blank sentence"),
     ],

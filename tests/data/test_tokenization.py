@@ -56,11 +56,10 @@ def test_sizes_and_words(corpus):
     [
         ({"kind": "unigram"}, "kind"),
         ({"vocab_size": 4}, "vocab_size"),
-        ({"byte_fallback": True, "kind": "word"}, "byte_fallback"),
         ({"byte_fallback": True, "vocab_size": 260}, "vocab_size"),
         ({"texts": "one text"}, "texts"),
-        ({"texts": []}, "texts"),
-        ({"texts": [], "byte_fallback": True, "vocab_size": 300}, "texts"),
+        ({"texts": []}, "vocab_size"),
+        ({"texts": [], "byte_fallback": True, "vocab_size": 300}, "vocab_size"),
     ],
 )
 def test_wrong_demands(arguments, field):

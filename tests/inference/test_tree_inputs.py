@@ -160,9 +160,6 @@ def test_relations_that_do_not_match(folder, translator, sentences):
     with rejects("relations.json"):
         without(sentences[:1], beams=1)
     assert texts(without([str(sentences[0])], beams=1, **OPTIONS))
-    many = Relations(("<unk>", *map(str, range(9)), "<piece>"))
-    with rejects(field="relations.json"):
-        Translator(translator.model, *pair, relations=many)
 
 
 def test_ensembles(folder, tiny_folder, sentences):

@@ -120,7 +120,7 @@ def test_bad_files_are_named_with_their_line(corpus, pieces, tmp_path, lines, un
     path = corpus["alignments"]
     with open(path, "w") as file:
         file.writelines(f"{text}\n" for text in lines)
-    with rejects(field=f"{path}, line {line}" if line else path):
+    with rejects(field=f"{path}, line {line}" if line else None):
         prepare({**corpus, "alignment_units": units}, pieces, tmp_path)
     assert not [entry for entry in (tmp_path / "data").iterdir() if entry.name.endswith(tokenizer_fingerprint(pieces))]
 

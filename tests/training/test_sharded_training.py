@@ -195,7 +195,7 @@ def test_two_processes(prepared, tmp_path):
         ({"weights": [0, 0]}, "data.weights"),
         ({"weights": [1, 2], "temperature": 2.0}, "data.weights"),
         ({"weights": [1, 2], "prepared": None}, "data.weights"),
-        ({"prepared": "nowhere"}, "nowhere"),
+        ({"prepared": "nowhere"}, "nowhere/manifest.json"),
     ],
 )
 def test_recipes_that_do_not_fit(prepared, tmp_path, changes, field):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from .._plain_text import control_ids, encode_plain
 from ..errors import UserError, short_repr
 from ..models.user_errors import masked
 from .records import Links, Sentence
-from .text import read_lines
+from .text import read_lines, side_by_side
 
 
 # Units that the positions of links count: words separated by spaces, or tokens without control tokens.
@@ -32,13 +31,13 @@ def marked_links(line: str, place: str, one_based: bool = False) -> Iterator[tup
     """
     for word in line.split():
         match = LINK.fullmatch(word)
-        if match is None:
+        link = (int(match[1]) - one_based, int(match[3]) - one_based) if match else (-1, -1)
+        if match is None or min(link) < 0:
             raise UserError(
-                f"{short_repr(word)} is not a link. Write e.g. 0-1 (source-target) or 0p1 (possible).", field=place
+                f"{short_repr(word)} is not a link from {int(one_based)} on. Write e.g. 1-2 (source-target) or 1p2 "
+                "(possible).",
+                field=place,
             )
-        link = (int(match[1]) - one_based, int(match[3]) - one_based)
-        if min(link) < 0:
-            raise UserError(f"{short_repr(word)} has a position below 1.", field=place)
         yield link, match[2] == "-"
 
 
@@ -103,10 +102,7 @@ def attach_links(lines: Iterable[str], text: str | Path, alignments: str | Path,
     whose lines may be empty. `UserError` if the files have different numbers of lines.
     """
     name = masked(str(alignments))
-    for number, (line, links) in enumerate(zip_longest(lines, read_lines(alignments)), start=1):
-        if line is None or links is None:
-            ended, other = (text, name) if line is None else (name, text)
-            raise UserError(f"{ended} has only {number - 1} lines, but {other} has more.", field=name)
+    for number, (line, links) in side_by_side([text, name], [iter(lines), read_lines(alignments)]):
         yield Sentence(line, links=Links(links, f"{name}, line {number}", units))
 
 

@@ -56,10 +56,11 @@ class TokenBatchSampler(Sampler[list[int]]):
         self.source_lengths = np.asarray(source_lengths, dtype=np.int64)
         targets = source_lengths if target_lengths is None else target_lengths
         self.target_lengths = np.asarray(targets, dtype=np.int64)
-        if self.source_lengths.shape != self.target_lengths.shape:
-            raise ValueError(f"{len(self.source_lengths)} source and {len(self.target_lengths)} target lengths")
         if len(self.source_lengths) < num_processes:
-            raise too_few(len(self.source_lengths), num_processes)
+            raise UserError(
+                f"{len(self.source_lengths)} sentence pairs are too few for {num_processes} processes. Use fewer "
+                "processes or more data; check whether length limits or weights of corpora leave out pairs."
+            )
         self.limits = BatchLimits(max_tokens, max_sentences, max_squared_tokens, multiple)
         self.num_processes = num_processes
         self.shuffle = shuffle
@@ -109,14 +110,6 @@ class TokenBatchSampler(Sampler[list[int]]):
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
         return batches
-
-
-def too_few(pairs: int, num_processes: int) -> UserError:
-    """Return the error for fewer sentence pairs than processes."""
-    return UserError(
-        f"{pairs} sentence pairs are too few for {num_processes} processes. Use fewer processes or more data; check "
-        "whether length limits or weights of corpora leave out pairs."
-    )
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ KINDS = ("source", "tsv", "jsonl", "dataset", "generated", "sacrebleu")
 # Fields that only corpora of certain kinds have.
 NEEDED = {"data_files": ["dataset"], "pair": ["sacrebleu"], "alignments": ["source"], "source_trees": ["source"]}
 NEEDED["tree_columns"] = ["dataset", "jsonl"]
-NO_PAIRS = "The corpus contains no sentence pairs. Check its files and on_empty."
 GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 
 
@@ -120,16 +119,21 @@ class Corpus:
         check_options(self)
         check_codes(self)
         kinds = [name for name in KINDS if getattr(self, name)]
-        if len(kinds) != 1:
-            raise UserError(f"A corpus needs exactly one of {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}.")
+        wrong = [
+            (name, f"needs {' or '.join(needed)}.")
+            for name, needed in NEEDED.items()
+            if getattr(self, name) not in (None, False) and not any(getattr(self, kind) for kind in needed)
+        ]
+        if self.alignments or self.has_trees:
+            named = [name for name in ("source_tag", "target_tag") if getattr(self, name) is not None]
+            wrong += [(name, "cannot be combined with positions of words (links, trees).") for name in named]
         if (self.source is None) != (self.target in (None, [])):
-            raise UserError("text files need both source and target.", field="source" if self.target else "target")
-        for name, needed in NEEDED.items():
-            if getattr(self, name) not in (None, False) and not any(getattr(self, kind) for kind in needed):
-                raise UserError(f"{name} is only allowed with {' or '.join(needed)}.", field=name)
-        for name in ("source_tag", "target_tag") if self.alignments or self.has_trees else ():
-            if getattr(self, name) is not None:
-                raise UserError(f"{name} cannot be combined with positions of words (links, trees).", field=name)
+            wrong.append(("source" if self.target else "target", "is missing; text files need both sides."))
+        if len(kinds) != 1:
+            wrong.append(("A corpus", f"needs exactly one of {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}."))
+        if wrong:
+            name, message = wrong[0]
+            raise UserError(f"{name} {message}", field=name if hasattr(self, name) else None)
 
     def with_secret(self, name: str) -> Any:
         """Return the value of a field to open it: a URL with its secrets."""
@@ -167,16 +171,17 @@ class Corpus:
 
         codes = self.languages(source_lang, target_lang)
         pairs = [self.pair] if self.pair else ["-".join(codes), "-".join(map(main_language, codes))]
-        dataset = DATASETS.get(str(self.sacrebleu))
-        pair = next((pair for pair in pairs if dataset and pair in dataset.langpairs), None)
-        if dataset is None or pair is None:
-            message = f"sacrebleu={self.sacrebleu} is not a test set with the pair {pairs[0]}; see sacrebleu --list."
-            raise UserError(message, field="sacrebleu")
         try:
+            dataset = DATASETS[str(self.sacrebleu)]
+            pair = next((pair for pair in pairs if pair in dataset.langpairs), pairs[0])
             return [dataset.get_source_file(pair), *dataset.get_reference_files(pair)]
         except (Exception, SystemExit) as error:  # sacrebleu ends the process after some failures
-            message = f"sacrebleu={self.sacrebleu} cannot be downloaded ({first_line(error)}). Name its files instead."
-            raise UserError(message, field="sacrebleu") from error
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise UserError(
+                f"sacrebleu={self.sacrebleu} has no pair {pairs[0]} (sacrebleu --list prints all), or cannot be "
+                f"downloaded ({reason}). Name its files instead.",
+                field="sacrebleu",
+            ) from error
 
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
         """Yield the checked sentence pairs, with tags; see [`~recnmt_hf.data.text.read_parallel`] for the errors."""
@@ -244,6 +249,7 @@ class Corpus:
 
     def _read_dataset(self, name: str, columns: tuple[str, str], streaming: bool) -> Iterator[tuple[int, SentencePair]]:
         """Yield row numbers and pairs of a set of `datasets`; a missing text is empty. `name` is for messages."""
+        place = name
         try:
             rows = load_dataset(
                 self.dataset,
@@ -258,23 +264,14 @@ class Corpus:
             for number, row in enumerate(rows):
                 record = row["translation"] if self.source_column is None and "translation" in row else row
                 record = record or dict.fromkeys(columns)
-                texts: list[Any] = [sentence_of_columns(row, f"{name}, row {number}")] if self.tree_columns else []
-                for column in columns[len(texts) :]:
-                    column = key_of_language(column, tuple(record))
-                    text = record.get(column, False)
-                    if not isinstance(text, str | None):
-                        raise UserError(
-                            f"The dataset {name}, row {number}: column {column!r} must contain text. The columns are "
-                            f"{', '.join(sorted(map(str, record)))}; set source_column and target_column.",
-                            field=name,
-                        )
-                    texts.append((text or "").strip())
+                place = f"{name}, row {number} with the columns {', '.join(sorted(map(str, record)))}"
+                texts: list[Any] = [sentence_of_columns(row, place)] if self.tree_columns else []
+                texts += [(record[key_of_language(key, tuple(record))] or "").strip() for key in columns[len(texts) :]]
                 yield number, SentencePair(*texts)
-        except UserError:
-            raise
         except Exception as error:  # of many kinds
             cause = None if "data_files" in vars(self)["secrets"] else error  # the text of a cause may have the secrets
-            raise UserError(f"The dataset {name} cannot be loaded: {first_line(error)}.", field=name) from cause
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise UserError(f"The dataset {place} cannot be read ({reason}).", field=name) from cause
 
     def check_single_target(self, place: str = "") -> None:
         """Raise `UserError` if the corpus has several references. `place` is its name in the recipe."""
@@ -285,23 +282,23 @@ class Corpus:
     def check_languages(self, source_lang: str, target_lang: str) -> None:
         """Raise `UserError` if the corpus cannot have these languages; nothing is read."""
         source_lang, target_lang = self.languages(source_lang, target_lang)
-        if self.generated and {main_language(source_lang), main_language(target_lang)} != {"en", "de"}:
-            raise UserError(f"The generated corpus is English-German, not {source_lang}-{target_lang}.")
+        is_known = not self.generated or {main_language(source_lang), main_language(target_lang)} == {"en", "de"}
         has_columns = (self.source_column is not None or self.tree_columns) and self.target_column is not None
-        if (self.jsonl or self.dataset) and source_lang == target_lang and not has_columns:
+        is_same = (self.jsonl or self.dataset) and source_lang == target_lang and not has_columns
+        if is_same or not is_known:
+            place = self.jsonl or self.dataset or "The generated English-German corpus"
             raise UserError(
-                f"Source and target of {self.jsonl or self.dataset} are the same column, since source_lang and "
-                f"target_lang are both {source_lang}. Set source_column and target_column.",
+                f"{place} has no two columns for source_lang={source_lang} and target_lang={target_lang}. Set "
+                "source_column and target_column, or other languages.",
                 field=self.jsonl or self.dataset,
             )
 
     def check_files(self, source_lang: str, target_lang: str) -> None:
-        """Raise an error for a missing, unreadable or empty file, or a test set that cannot be downloaded."""
+        """Raise an error for a missing or unreadable file, or a test set that cannot be downloaded."""
         if self.sacrebleu:
             self.test_set_files(source_lang, target_lang)
         for path in self.local_files():
-            if next(read_lines(path), None) is None:
-                raise UserError(f"{path} is empty.", field=path)
+            next(read_lines(path), None)
 
     def local_files(self) -> list[str]:
         """Return the local files that the corpus names."""
@@ -358,13 +355,13 @@ Corpora = Corpus | Mapping[str, Any] | Sequence[Corpus | Mapping[str, Any]]
 
 def parse_corpora(corpora: Corpora, place: str = "corpora") -> list[Corpus]:
     """Return a list of [`Corpus`] from one or several objects or mappings; `place` is their name in messages."""
-    if isinstance(corpora, (Corpus, Mapping)):
-        return [corpora if isinstance(corpora, Corpus) else parse(Corpus, corpora, place)]
-    if not isinstance(corpora, (list, tuple)) or not corpora:
-        raise UserError(f"{place} must be a list of corpora, such as [{{source: a.en, target: a.de}}].", field=place)
+    is_list = isinstance(corpora, (list, tuple))
+    items: Sequence[Any] = corpora if is_list else [corpora]  # type: ignore[assignment]
+    if not items:
+        raise UserError(f"{place} is an empty list.", field=place)
     return [
-        corpus if isinstance(corpus, Corpus) else parse(Corpus, corpus, f"{place}[{number}]")
-        for number, corpus in enumerate(corpora)
+        corpus if isinstance(corpus, Corpus) else parse(Corpus, corpus, f"{place}[{number}]" if is_list else place)
+        for number, corpus in enumerate(items)
     ]
 
 
@@ -393,7 +390,5 @@ def load_test_set(
         for corpus in parse_corpora(corpora)
         for source, *references in corpus.rows(source_lang, target_lang, on_empty, references=True)
     ]
-    if not rows:
-        raise UserError(NO_PAIRS, field="on_empty")
     sources, *sets = (list(column) for column in zip(*rows, strict=True))
     return sources, sets

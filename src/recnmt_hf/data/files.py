@@ -78,13 +78,11 @@ def naming(path: str | Path) -> Iterator[None]:
     """Name an output in errors of a full or broken disk."""
     try:
         yield
-    except OSError as error:
-        if error.filename is None and error.errno in DISK_ERRORS:
-            error.filename = str(path)
-        raise
     except Exception as error:
         if "(os error 28)" in str(error):  # of libraries in Rust
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        if isinstance(error, OSError) and error.filename is None and error.errno in DISK_ERRORS:
+            error.filename = str(path)
         raise
 
 
@@ -116,13 +114,12 @@ def open_output(
 def open_output_folder(path: str | Path, must_be_new: bool = False) -> Iterator[Path]:
     """
     Yield an empty temporary folder, whose files move to the folder `path` when all of them are complete. Its other
-    files remain. [`ExistingFileError`] if `path` is a file or contains a model, and with `must_be_new` if it is not
-    empty.
+    files remain. [`ExistingFileError`] if `path` contains a model, and with `must_be_new` if it is not empty;
+    `NotADirectoryError` if it is a file.
     """
     path = Path(path)
-    if path.is_file():
-        raise ExistingFileError(f"{path} is a file, but the output is a folder.", field=path)
-    if must_be_new and path.exists() and any(not entry.name.startswith(PREFIX) for entry in path.iterdir()):
+    entries = [entry for entry in path.iterdir() if not entry.name.startswith(PREFIX)] if path.exists() else []
+    if entries and must_be_new:
         raise ExistingFileError(f"{path} is not empty.", field=path)
     reject_model_folder(path)
     with replacing(path) as working:

@@ -22,7 +22,7 @@ from .._plain_text import control_ids, encode_plain, ids_of_texts
 from ..errors import UserError
 from ..options import check_value
 from .alignments import links_of_batch
-from .corpora import NO_PAIRS, Corpora, Corpus, parse_corpora
+from .corpora import Corpora, Corpus, parse_corpora
 from .files import partial_folder, remove
 from .languages import in_languages, language_ids
 from .records import ParsedSentence, Sentence, Tokens
@@ -237,9 +237,7 @@ def collect(
             languages = corpus.language_columns(source_lang, target_lang, tokenizers)
             for pair in corpus.rows(source_lang, target_lang, on_empty):
                 writer.write(row_of_pair(pair, has_links, trees) | languages)
-        count, _ = writer.finalize()
-    if not count:
-        raise UserError(NO_PAIRS, field="on_empty")
+        writer.finalize()
     return Dataset.from_file(path)
 
 

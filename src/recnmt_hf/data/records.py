@@ -165,12 +165,11 @@ def check_tree(words: Any, heads: Any, relations: Any) -> None:
     if isinstance(words, str) or not len(words) == len(heads) == len(relations):
         raise UserError(f"{len(words)} words, {len(heads)} heads and {len(relations)} relations must be equal lists.")
     for number, (word, head, relation) in enumerate(zip(words, heads, relations, strict=True), start=1):
-        if not (isinstance(word, str) and word.strip() and isinstance(relation, str)):
-            raise UserError(f"word {number} ({short_repr(word)}, {short_repr(relation)}) must be text, and not blank.")
-        if not (isinstance(head, int) and 0 <= head <= len(words)):
+        is_text = isinstance(word, str) and word.strip() and isinstance(relation, str)
+        if not (is_text and isinstance(head, int) and 0 <= head <= len(words)):
             raise UserError(
-                f"the head of word {number} ({word}) is {short_repr(head)}, but the words are numbered from 1 to "
-                f"{len(words)}, and the head of a root is 0."
+                f"word {number} ({short_repr(word)}) with relation {short_repr(relation)} must be text, and its head "
+                f"({short_repr(head)}) the number of a word from 1 to {len(words)}, or 0 for a root."
             )
     path_of = [0] * len(heads)  # number of the path that reached a word first
     for start in range(1, len(heads) + 1):

@@ -81,8 +81,6 @@ def blocks_of(corpus: Corpus, number: int, settings: ShardSettings) -> Iterator[
     (sources, source_ends), (targets, target_ends) = (line_ends(path, size) for path in files)
     if sources != targets:
         raise UserError(f"{files[0]} has {sources} lines, but {files[1]} has {targets}.")
-    if not sources:
-        raise UserError(f"{files[0]} contains no sentence pairs.", field=files[0])
     ranges = zip(pairwise([0, *source_ends]), pairwise([0, *target_ends]), strict=True)
     yield from (Block(number, block, block * size + 1, sides) for block, sides in enumerate(ranges))
 

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset, Sampler
 
-from ..errors import MissingFileError, UserError
-from .batching import BatchLimits, TokenBatchSampler, combined, too_few
+from ..errors import UserError
+from .batching import BatchLimits, TokenBatchSampler, combined
 from .files import digest_of_file, naming
 
 
@@ -240,17 +240,12 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
 
 
 def altered(path: Path) -> UserError:
-    """Return the error for a file of prepared data with another size or checksum."""
-    return UserError(f"{path} was altered or truncated. Run recnmt prepare again into an empty folder.", field=path)
+    """Return the error for a file of prepared data that is missing or has another size or checksum."""
+    return UserError(f"{path} is missing, unfinished or altered. Run recnmt prepare again.", field=path)
 
 
 def load_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of prepared data. `UserError` if there is none, or it is damaged."""
-    if not (folder / MANIFEST).exists():
-        raise MissingFileError(
-            f"{folder} has no prepared data, or its preparation was interrupted. Run recnmt prepare again.",
-            field=folder,
-        )
     manifest = read_signed(folder / MANIFEST)
     if manifest is None or manifest.get("format") != FORMAT:
         raise altered(folder / MANIFEST)
@@ -266,7 +261,6 @@ class PooledBatchSampler(Sampler[list[int]]):
     The number of batches of each pool is a multiple of `num_processes`. A pool has at least `pool` pairs. The `weights`
     of the corpora, how often each is read, are by default those of the data's mixture. A row that is read again has
     another index, so that BPE dropout segments it anew. `shuffle` and `seed` are as for [`TokenBatchSampler`].
-    `UserError` if there are fewer pairs than processes.
     """
 
     def __init__(
@@ -286,8 +280,8 @@ class PooledBatchSampler(Sampler[list[int]]):
         self.skipped = 0  # batches of the epoch that are not needed
         repeats = data.mixture.repeats(data.pairs_of_corpora()) if weights is None else weights
         self.pools = divide(data.shards, repeats, seed, max(pool, num_processes))
-        if (drawn := sum(self.drawn_pairs())) < num_processes:  # weights may leave nothing
-            raise too_few(drawn, num_processes)
+        if not any(self.pools):
+            raise UserError("The weights of the corpora leave no sentence pairs.", field="weights")
         data.most_open = max(data.most_open, *map(len, self.pools))
         self.counts = [self.count(pool) for pool in self.pools]
 

@@ -73,8 +73,6 @@ def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
     """
     opened: Any
     if path is None:
-        if sys.stdin is None:
-            raise UserError("Standard input is closed.")
         stream: Any = sys.stdin.buffer
         opened = nullcontext(stream if hasattr(stream, "peek") else io.BufferedReader(stream))  # it stays open
     else:
@@ -179,16 +177,17 @@ def read_aligned(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield rows of any number of files, as [`read_parallel`]. `lines` are iterators over files that are open."""
     sides: Sequence[Iterator[Any]] = [read_lines(path) for path in paths] if lines is None else lines
+    return skip_blank_pairs(side_by_side(paths, sides), [str(path) for path in paths], on_empty)
 
-    def rows() -> Iterator[tuple[int, tuple[Any, ...]]]:
-        for number, row in enumerate(zip_longest(*sides), start=1):
-            if None in row:
-                counts = [number - (line is None) + sum(1 for _ in side) for line, side in zip(row, sides, strict=True)]
-                path, count = next(pair for pair in zip(paths, counts, strict=True) if pair[1] != counts[0])
-                raise UserError(f"{paths[0]} has {counts[0]} lines, but {path} has {count}.")
-            yield number, row
 
-    return skip_blank_pairs(rows(), [str(path) for path in paths], on_empty)
+def side_by_side(names: Sequence[str | Path], sides: Sequence[Iterator[Any]]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Yield the lines of several files with their number; `UserError` if a file (of these names) has fewer lines."""
+    for number, row in enumerate(zip_longest(*sides), start=1):
+        if None in row:
+            counts = [number - (line is None) + sum(1 for _ in side) for line, side in zip(row, sides, strict=True)]
+            path, count = next(pair for pair in zip(names, counts, strict=True) if pair[1] != counts[0])
+            raise UserError(f"{names[0]} has {counts[0]} lines, but {path} has {count}.")
+        yield number, row
 
 
 def skip_blank_pairs(
@@ -201,9 +200,9 @@ def skip_blank_pairs(
     check_value("on_empty", on_empty, Literal[ON_EMPTY])
     is_empty = True
     for number, pair in pairs:
-        is_empty = False
         blank = [place for place, text in zip(places, pair, strict=True) if is_blank(str(text))]
         if not blank:
+            is_empty = False
             yield pair
         elif on_empty == "error":
             raise blank_error(blank[0], number, unit)
@@ -248,8 +247,6 @@ def read_jsonl(
             source = record[keys[0]].strip() if read_source is None else read_source(whole, place)
             pair = SentencePair(source, record[keys[1]].strip())
             "".join(map(str, pair)).encode()  # JSON may contain unpaired surrogates, which tokenizers reject
-        except UserError:
-            raise
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             text = f"{place}: expected a JSON object with text for {source_key!r} and {target_key!r} ({error})."
             raise UserError(text, field=name) from error

@@ -55,7 +55,8 @@ def train_tokenizer(
         max_length (`int`, *optional*, defaults to 1024): `model_max_length` of the tokenizer.
         byte_fallback (`bool`, *optional*): Whether 256 symbols of the vocabulary are bytes, in which BPE encodes
             unknown characters, so that every text can be decoded. `None`: for BPE with `vocab_size` of 1000 or more.
-            The alphabet is then limited to its most frequent characters if it exceeds the vocabulary.
+            The alphabet is then limited to its most frequent characters if it exceeds the vocabulary. Other kinds
+            have no bytes.
         tags (sequence of `str`, *optional*): Symbols that stay whole in every text, such as `>>de<<`
             ([`~recnmt_hf.data.tags.add_tags`]). They count as symbols.
 
@@ -67,33 +68,28 @@ def train_tokenizer(
     """
     check_value("kind", kind, Literal[TOKENIZER_TYPES])
     check_tags(tags, "tags", SPECIAL_TOKENS)
-    if byte_fallback is None:
-        byte_fallback = kind == "bpe" and vocab_size >= BYTE_FALLBACK_SIZE
-    if byte_fallback and kind != "bpe":
-        raise UserError(f"byte_fallback=true is only supported with kind=bpe, got {kind}.", field="byte_fallback")
+    byte_fallback = kind == "bpe" and (vocab_size >= BYTE_FALLBACK_SIZE if byte_fallback is None else byte_fallback)
     if isinstance(texts, str):
         raise UserError("texts must be a list of sentences, got one text.", field="texts")
     reserved = len(SPECIAL_TOKENS) + (len(BYTES) if byte_fallback else 0)
     learnable = int(vocab_size) - len(tags) - reserved
-    if learnable < 1:
-        raise UserError(
-            f"vocab_size={vocab_size} must exceed the {reserved} control tokens and bytes, and the tags. Use a few "
-            "thousand for BPE, or at least the size of the alphabet for characters.",
-            field="vocab_size",
-        )
     # Only variants of space and of Unicode composition are unified.
     steps = [normalizers.NFC(), normalizers.Replace(Regex(rf"[\s\u200b{GLUE}]+"), " "), normalizers.Strip()]
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN) if kind == "bpe" else models.WordLevel(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence(steps + ([normalizers.Lowercase()] if lowercase else []))
     tokenizer.pre_tokenizer, tokenizer.decoder = build_splitting(kind)
     settings: dict[str, Any] = {"min_frequency": min_frequency, "special_tokens": SPECIAL_TOKENS}
-    settings["vocab_size"] = learnable + len(SPECIAL_TOKENS)
+    settings["vocab_size"] = max(learnable, 0) + len(SPECIAL_TOKENS)
     if byte_fallback:
-        settings |= {"limit_alphabet": learnable, "initial_alphabet": [GLUE]}
+        settings |= {"limit_alphabet": max(learnable, 0), "initial_alphabet": [GLUE]}
     trainer_class: Any = trainers.BpeTrainer if kind == "bpe" else trainers.WordLevelTrainer
     tokenizer.train_from_iterator(texts, trainer_class(**settings, show_progress=False))
-    if set(tokenizer.get_vocab()) <= {*SPECIAL_TOKENS, *([GLUE] if byte_fallback else [])}:
-        raise UserError("texts contain no text to train a tokenizer on.", field="texts")
+    if learnable < 1 or set(tokenizer.get_vocab()) <= {*SPECIAL_TOKENS, *([GLUE] if byte_fallback else [])}:
+        raise UserError(
+            f"vocab_size={vocab_size} must exceed {reserved + len(tags)}, the number of control tokens, bytes "
+            "and tags; texts must contain text.",
+            field="vocab_size",
+        )
     if byte_fallback:
         tokenizer = add_byte_tokens(tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -12,10 +12,10 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from .._loading_errors import optional_file
 from .._plain_text import encode_plain
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from .languages import in_languages, language_ids
 from .tokenization import load_unchecked
-from .tree_inputs import RELATIONS_FILE, Relations, TreeEncoder, tree_options
+from .tree_inputs import Relations, TreeEncoder, tree_options
 
 
 # Subfolder of a model's folder for the tokenizer of a target with a separate vocabulary.
@@ -36,7 +36,10 @@ PROBES = (
 # Number of symbols of the vocabulary that are also encoded, because it may have no symbol of the texts above.
 OWN_PROBES = 64
 # Ends messages about another tokenizer than the model's.
-REMEDY = "Use the tokenizer that the model was trained with, or disable this check with check=False (Python)."
+REMEDY = (
+    "Use the tokenizer that the model was trained with. After training again with another one, call stamp_tokenizers("
+    "model.config, ...) and save the model. check=False disables this check (Python)."
+)
 
 
 class TokenizerPair:
@@ -107,17 +110,11 @@ class TokenizerPair:
     def tree_encoder(self, model_config: Any) -> TreeEncoder | None:
         """
         Return the encoder of the dependency trees of sources for a model, or `None` if the model reads none or
-        `relations` is missing. `UserError` for more relations than the model has.
+        `relations` is missing.
         """
         options = tree_options(model_config)
         if options is None or self.relations is None:
             return None
-        if len(self.relations) > model_config.num_relations:
-            raise UserError(
-                f"{RELATIONS_FILE} has {len(self.relations)} relations, but the model has "
-                f"{model_config.num_relations}.",
-                field=RELATIONS_FILE,
-            )
         return TreeEncoder(self.source, self.relations, **options)
 
     def check(self, model: Any, strict: bool = True) -> None:
@@ -138,16 +135,16 @@ class TokenizerPair:
         """
         stamps = getattr(model.config, STAMPS, None) or {}
         for side, tokenizer, rows in zip(("source", "target"), self, vocabulary_sizes(model.config), strict=True):
-            name, size = f"{side} tokenizer", number_of_symbols(tokenizer, side == "target")
-            if tokenizer.pad_token_id is None:
-                raise UserError(f"The {name} has no padding token; set tokenizer.pad_token.", field=name)
+            size, difference = number_of_symbols(tokenizer, side == "target"), ""
             is_rounded = rows - size <= EXTRA_ROWS or rows in {-(-size // step) * step for step in MULTIPLES}
-            if size > rows or (strict and side not in stamps and not is_rounded):
-                raise UserError(
-                    f"The {name} has {size} symbols, but the model's embedding has {rows} rows. {REMEDY}", field=name
-                )
-            if strict and side in stamps:
-                check_stamp(tokenizer, stamps[side], side)
+            if tokenizer.pad_token_id is None:
+                difference = "has no padding token"
+            elif size > rows or (strict and side not in stamps and not is_rounded):
+                difference = f"has {size} symbols, but the model's embedding has {rows} rows"
+            elif strict and side in stamps:
+                difference = difference_to_stamp(tokenizer, stamps[side], side == "target")
+            if difference:
+                raise UserError(f"The {side} tokenizer {difference}. {REMEDY}", field=f"{side} tokenizer")
         if strict:
             self.check_padding(getattr(model.config, "pad_token_id", None))
             check_end(model, self.target)
@@ -237,19 +234,14 @@ def stamp(tokenizer: PreTrainedTokenizerBase, size: int | None = None, is_target
     return result
 
 
-def check_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any], side: str) -> None:
-    """Raise `UserError` if symbols or encodings do not match a stamp. Those of older releases have no encodings."""
-    own, difference = stamp(tokenizer, expected.get("symbols"), side == "target"), ""
+def difference_to_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any], is_target: bool) -> str:
+    """Describe how a tokenizer differs from a stamp, `""` if it matches. Those of older releases have no encodings."""
+    own = stamp(tokenizer, expected.get("symbols"), is_target)
     if own["sha256"] != expected.get("sha256"):
-        difference = "has other symbols than the one that the model was trained with"
-    elif expected.get("behaviour") not in (None, own.get("behaviour")):
-        difference = "encodes text differently from the one that the model was trained with"
-    if difference:
-        raise UserError(
-            f"The {side} tokenizer {difference}. Use that one. After training again, call stamp_tokenizers("
-            "model.config, ...) and save the model. check=False disables this check (Python).",
-            field=f"{side} tokenizer",
-        )
+        return "has other symbols than the one that the model was trained with"
+    if expected.get("behaviour") not in (None, own.get("behaviour")):
+        return "encodes text differently from the one that the model was trained with"
+    return ""
 
 
 def check_end(model: Any, target: PreTrainedTokenizerBase) -> None:
@@ -267,20 +259,15 @@ def check_end(model: Any, target: PreTrainedTokenizerBase) -> None:
                 field=name,
             )
     ends = ids_of(config, "eos_token_id") | ids_of(generation, "eos_token_id")
-    if not ends:
-        raise UserError("The model has no eos_token_id, so it could not end a sentence.", field="eos_token_id")
-    if target.eos_token_id is not None and target.eos_token_id not in ends:
+    if not ends or target.eos_token_id not in {None, *ends}:
         raise UserError(
-            f"The target tokenizer ends sentences with token {target.eos_token_id}, the model with {min(ends)}. "
-            f"{REMEDY}",
-            field="target tokenizer",
+            f"The target tokenizer ends sentences with token {target.eos_token_id}, the model with eos_token_id="
+            f"{min(ends, default=None)}. {REMEDY}",
+            field="target tokenizer" if ends else "eos_token_id",
         )
 
 
-def ids_of(settings: Any, name: str) -> set[int]:
-    """Return the token ids of a setting: one, several or none. Raise `UserError` for anything else."""
+def ids_of(settings: Any, name: str) -> set[Any]:
+    """Return the token ids of a setting: one, several or none."""
     value = getattr(settings, name, None)
-    values = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
-    if value == [] or any(isinstance(number, bool) or not isinstance(number, int) for number in values):
-        raise UserError(f"{name}={short_repr(value)} must be a token id or a list of them.", field=name)
-    return set(values)
+    return set(value) if isinstance(value, (list, tuple)) else {value} - {None}

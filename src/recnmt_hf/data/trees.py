@@ -77,12 +77,11 @@ def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Pat
             yield source
             continue
         row, sentence = next(sentences, (0, None))
-        if sentence is None:
-            raise UserError(f"the tree is missing, because {trees_name} has fewer trees.", field=f"{name}, line {line}")
-        parsed = sentence.with_text(source)
+        parsed = None if sentence is None else sentence.with_text(source)
         if parsed is None:
-            counts = f"{len(source.split())} words, but the tree ({trees_name}, line {row}) has"
-            raise UserError(f"{counts} {len(str(sentence).split())}.", field=f"{name}, line {line}")
+            count = len(str(sentence or "").split())
+            tree = f"{count} in its tree ({trees_name}, line {row})" if count else f"no tree in {trees_name}"
+            raise UserError(f"{len(source.split())} words, but {tree}.", field=f"{name}, line {line}")
         yield parsed
     if (rest := next(sentences, None)) is not None:
         raise UserError(f"{name} has only {line} lines.", field=f"{trees_name}, line {rest[0]}")
