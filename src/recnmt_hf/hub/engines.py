@@ -92,7 +92,12 @@ def specification_of(model: Any, tokenizers: TokenizerPair) -> Any:
     for place, stack in ((encoder, model.model.encoder), (decoder, model.model.decoder)):
         place.scale_embeddings = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         if hasattr(place, "position_encodings"):
-            place.position_encodings.encodings = positions_of(stack, config)
+            module = stack.embed_input.embed_positions
+            if module is None:
+                table = np.zeros((config.max_position_embeddings, config.d_model), np.float32)
+            else:
+                table = numbers(module.weight if hasattr(module, "weight") else module.table)
+            place.position_encodings.encodings = table
         if config.normalize_before:
             set_norm(place.layer_norm, stack.layer_norm)
         for layer, own in zip(place.layer, stack.layers, strict=True):
@@ -130,14 +135,6 @@ def specification_of(model: Any, tokenizers: TokenizerPair) -> Any:
 
 def numbers(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().numpy().astype(np.float32, copy=True)
-
-
-def positions_of(stack: Any, config: Any) -> np.ndarray:
-    """Return the position table of a stack; zeros if it has none."""
-    module = stack.embed_input.embed_positions
-    if module is None:
-        return np.zeros((config.max_position_embeddings, config.d_model), np.float32)
-    return numbers(module.weight if hasattr(module, "weight") else module.table)
 
 
 def set_linear(place: Any, *modules: Any) -> None:

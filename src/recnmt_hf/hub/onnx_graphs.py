@@ -214,7 +214,10 @@ def graphs_of(model: Any) -> dict[str, Any]:
         for name, side in (("source_length", "source"), ("target_length", "target"), ("words_read", "target"))
     )
     # Several sentences of different lengths, because the exporter treats sizes of 1 as fixed.
-    words_length, length = unused_lengths(config)
+    # They differ from all sizes of the model, so that axes of lengths can be identified by size.
+    taken = {value for value in config.to_dict().values() if isinstance(value, int)}
+    taken |= {config.d_model // value for value in taken if value}  # widths of heads
+    words_length, length = [length for length in (5, 7, 11, 13, 17, 19, 23) if length not in taken][:2]
     input_ids = torch.arange(3 * length).view(3, length) % min(config.vocab_size, config.decoder_vocab_size)
     attention_mask = torch.ones_like(input_ids)
     attention_mask[1, words_length:] = 0
@@ -251,14 +254,6 @@ def graphs_of(model: Any) -> dict[str, Any]:
 def columns_of(model: Any, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return columns of zeros for the encoder's `source_inputs`: trees in which all words depend on the first."""
     return {name: torch.zeros_like(input_ids) for name in model.get_encoder().source_inputs}
-
-
-def unused_lengths(config: Any) -> tuple[int, int]:
-    """Return two lengths that differ from all sizes of the model, so that axes of lengths can be identified by size."""
-    taken = {value for value in config.to_dict().values() if isinstance(value, int)}
-    taken |= {config.d_model // value for value in taken if value}  # widths of heads
-    short, long = [length for length in (5, 7, 11, 13, 17, 19, 23) if length not in taken][:2]
-    return short, long
 
 
 def free_axes(tensor: torch.Tensor, lengths: dict[int, Any], batch: Any) -> dict[int, Any]:

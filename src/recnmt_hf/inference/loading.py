@@ -6,9 +6,8 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from logging import Logger, LogRecord
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
@@ -145,14 +144,9 @@ def check_loading(model: PreTrainedModel, info: Mapping[str, Any]) -> None:
 @contextmanager
 def silence_loading_report() -> Iterator[None]:
     """Silence transformers' report on missing and unexpected weights, which [`check_loading`] rejects."""
-    # Unlike that of `logging`, its type in transformers does not take a function as a filter.
-    reporter = cast("Logger", logging.get_logger("transformers.modeling_utils"))
-
-    def is_error(record: LogRecord) -> bool:
-        return record.levelno >= logging.ERROR
-
-    reporter.addFilter(is_error)  # with another level transformers would report more
+    reporter = logging.get_logger("transformers.modeling_utils")
+    reporter.disabled = True  # with another level transformers would report more
     try:
         yield
     finally:
-        reporter.removeFilter(is_error)
+        reporter.disabled = False

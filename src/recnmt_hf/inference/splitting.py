@@ -97,14 +97,9 @@ def is_unspaced_between(left: str, right: str) -> bool:
     """Return whether no space belongs between two texts, by their nearest letters and the marks that meet."""
     if IS_WIDE_MARK.match(left[-1]) or IS_WIDE_MARK.match(right[0]):
         return True
-    near = [next(filter(is_letter, side), None) for side in (reversed(left), right)]
-    letters = [letter for letter in near if letter is not None]
-    return bool(letters) and all(map(IS_UNSPACED.match, letters))
-
-
-def is_letter(character: str) -> bool:
-    """Return whether a character is a letter, or a mark such as a vowel sign."""
-    return unicodedata.category(character)[0] in "LM"
+    letters = [[c for c in side if unicodedata.category(c)[0] in "LM"][:1] for side in (left[::-1], right)]
+    near = [letter for side in letters for letter in side]
+    return bool(near) and all(map(IS_UNSPACED.match, near))
 
 
 def join_pieces(
