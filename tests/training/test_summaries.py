@@ -3,10 +3,8 @@
 import json
 
 import pytest
-from datasets import Dataset
-from transformers import AutoTokenizer
 
-from recnmt_hf import DecodingOptions, Recipe, Translator
+from recnmt_hf import Recipe
 from recnmt_hf.commands.main import main
 from recnmt_hf.metrics import rouge_scores
 
@@ -67,30 +65,6 @@ def test_lcsts(repository, tmp_path, monkeypatch, capsys):
     lengths = ["--max-source-length", "160", "--max-length-factor", "0", "--max-length-extra", "50"]
     assert main([*translate, "--on-long", "truncate", *lengths]) == 0
     assert (tmp_path / "out.zh").read_text(encoding="utf-8").splitlines()[0] == made[0]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cards_of_one_process")
-def test_summaries_of_a_set_of_datasets(repository, tmp_path, monkeypatch, corpus):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "abisee/cnn_dailymail/3.0.0"
-    folder.mkdir(parents=True)
-    rows = {"article": [f"{pair.en} " * 60 for pair in corpus["train"][:8]], "id": [str(i) for i in range(8)]}
-    rows["highlights"] = [f"{pair.en}\n{pair.en}" for pair in corpus["train"][:8]]
-    for split in ("train", "validation", "test"):
-        Dataset.from_dict(rows).to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
-    files = "".join(f"  - split: {split}\n    path: 3.0.0/{split}-*\n" for split in ("train", "validation", "test"))
-    card = f"---\nconfigs:\n- config_name: 3.0.0\n  data_files:\n{files}---\n"
-    (folder.parent / "README.md").write_text(card)
-    recipe = str(repository / "scripts/recipes/cnn_dailymail_base_gret.yaml")
-    small = [*SMALL, "tokenizer.vocab_size=400", "decoding.max_length_extra=5"]
-    assert main(["train", recipe, *small, "--output", "out"]) == 0
-    results = json.loads((tmp_path / "out/results.json").read_text())
-    assert "units:english" in results["test"]["signature"]
-    model = Translator.from_pretrained("out/model")
-    ids = AutoTokenizer.from_pretrained("out/model")(rows["article"][0])["input_ids"]
-    prepared = model.prepare(rows["article"][0], DecodingOptions(**results["decoding"]))
-    assert len(ids) > 400 and [piece.ids for piece in prepared.pieces] == [[*ids[:399], model.tokenizer.eos_token_id]]
 
 
 def test_defaults_of_summarization():

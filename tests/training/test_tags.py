@@ -7,6 +7,7 @@ import foreign_models as foreign
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
 from test_kills import PAIRS, tiny
 from transformers import AutoTokenizer
@@ -19,6 +20,7 @@ from recnmt_hf.data.tags import split_tags, tag_ids
 from recnmt_hf.data.text import read_lines, read_tsv
 from recnmt_hf.data.tokenization import TOKENIZER_TYPES, train_tokenizer
 from recnmt_hf.training.evidence import Evidence
+from recnmt_hf.training.inputs import mix
 from recnmt_hf.training.run import train
 
 
@@ -165,18 +167,16 @@ def test_validation_decodes_as_tests_do(files, tmp_path, monkeypatch):
     assert [len(row.prefix) for row in validation] == [1] * 10 and validation[0].prefix != validation[9].prefix
 
 
-def test_mixed_corpora_follow_the_temperature(tmp_path):
-    from recnmt_hf.training.inputs import mix
-
-    parts = [recnmt_hf.prepare_dataset.__globals__["Dataset"].from_dict({"x": list(range(n))}) for n in (900, 100)]
-    for temperature, share in ((1.0, 0.9), (2.0, 0.75), (1000.0, 0.5)):
-        data = mix(parts, temperature, seed=1)
-        counts = np.bincount(data["corpus"][:])
-        assert counts[0] / counts.sum() == pytest.approx(share, abs=0.03)
-        for number, part in enumerate(parts):  # each pair at least once
-            drawn = {x for x, of in zip(data["x"][:], data["corpus"][:], strict=True) if of == number}
-            assert drawn == set(part["x"][:])
-    assert mix(parts, 2.0, seed=1)["x"][:] == mix(parts, 2.0, seed=1)["x"][:] != mix(parts, 2.0, seed=2)["x"][:]
+@pytest.mark.parametrize(("temperature", "share"), [(1.0, 0.9), (2.0, 0.75), (1000.0, 0.5)])
+def test_mixed_corpora_follow_the_temperature(temperature, share):
+    parts = [Dataset.from_dict({"x": list(range(n))}) for n in (900, 100)]
+    data = mix(parts, temperature, seed=1)
+    counts = np.bincount(data["corpus"][:])
+    assert counts[0] / counts.sum() == pytest.approx(share, abs=0.03)
+    for number, part in enumerate(parts):  # each pair at least once
+        drawn = {x for x, of in zip(data["x"][:], data["corpus"][:], strict=True) if of == number}
+        assert drawn == set(part["x"][:])
+    assert mix(parts, temperature, seed=1)["x"][:] == data["x"][:] != mix(parts, temperature, seed=2)["x"][:]
 
 
 @pytest.fixture

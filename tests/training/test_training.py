@@ -364,22 +364,6 @@ def test_norms_of_averaged_weights_are_recomputed(tmp_path):
     torch.testing.assert_close(norm.running_var, found[f"{name}.running_var"], atol=0.05, rtol=0.1)
 
 
-def test_options_of_evaluation(tmp_path, capsys):
-    """Long sentences are validated too; BLEU can ignore case (by default it does not, see `test_whole_loop`)."""
-    text = "The dog sleeps and the cat sleeps and the horse sleeps"
-    (tmp_path / "long.tsv").write_text(f"{text}\t{text}\nThe dog sleeps\tDer Hund\n")
-    plan = recipe(
-        data={"max_source_length": 9, "validation": [{"tsv": str(tmp_path / "long.tsv")}]},
-        training={"bleu_lowercase": True, "max_steps": 1},
-        test={"unseen": {"generated": "test", "size": 4}},
-        average={"count": 1},
-    )
-    train(Recipe(**plan), tmp_path / "run")
-    assert "2 validation pairs" in capsys.readouterr().err
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert "case:lc" in results["unseen"]["signature"]
-
-
 def test_every_score_has_the_tokenizer_of_the_target_language(tmp_path, capsys):
     for side, lines in (("en", ["one two three", "two one two"]), ("zh", ["一二三。", "二一二。"])):
         (tmp_path / f"pairs.{side}").write_text("".join(f"{line}\n" for line in lines))

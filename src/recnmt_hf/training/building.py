@@ -103,10 +103,7 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
     except (ImportError, AttributeError) as error:
         raise UserError(f"model.type={name} cannot be imported ({error}).", field=name) from error
     if not (isinstance(model_class, type) and issubclass(model_class, Seq2SeqConditionalGeneration)):
-        raise UserError(
-            f"model.type={name} cannot generate. Name a subclass of e.g. NMTTransformerForConditionalGeneration.",
-            field=name,
-        )
+        raise UserError(f"model.type={name} must be a subclass of Seq2SeqConditionalGeneration.", field=name)
     config_class: Any = model_class.config_class
     model_type = config_class.model_type
     owner = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(config_class, model_class)
@@ -114,10 +111,7 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
         model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] is not config_class
     )
     if not model_type or is_taken:
-        raise UserError(
-            f"model.type={name} needs a configuration with its own model_type; {model_type!r} is empty or taken.",
-            field=name,
-        )
+        raise UserError(f"model.type={name} needs a configuration with its own model_type.", field=name)
     AutoConfig.register(model_type, config_class, exist_ok=True)
     if model_class.model_class.config_class is config_class:  # a class of its own, not that of the base family
         AutoModel.register(config_class, model_class.model_class, exist_ok=True)

@@ -27,17 +27,14 @@ TRAINING_BYTES, WEIGHT_BYTES = 16, 4
 def dry_run(plan: Plan) -> None:
     """Build model, optimizer and schedule of a plan without memory, and look for its files. Writes nothing."""
     check_files(plan)
-    plan.scorer.scores(["a"], ["a"])  # raises if a package or file is missing
+    plan.arguments.scorer.scores(["a"], ["a"])  # raises if a package or file is missing
     model, arguments = model_on_meta(plan), plan.arguments
     if plan.guided_alignment is not None:
         plan.guided_alignment.place(model.config)
         check_checkpointing(arguments)
     if len(plan.stages) > 1 and (model.config.baseline() is None or arguments.deepspeed):
-        raise UserError(
-            f"training.baseline_steps needs a variant, such as model.type=biarn_transformer, without DeepSpeed; the "
-            f"model is {plan.data.model}.",
-            field="training.baseline_steps",
-        )
+        field = "training.baseline_steps"
+        raise UserError(f"{field} needs a variant, without DeepSpeed; the model is {plan.data.model}.", field=field)
     if arguments.fsdp and arguments.parallel_mode != ParallelMode.DISTRIBUTED:
         raise UserError("training.fsdp needs several processes: use accelerate launch.", field="training.fsdp")
     steps = max(arguments.max_steps, 1)

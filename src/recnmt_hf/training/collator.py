@@ -27,12 +27,8 @@ def check_prepared(dataset: Any, name: str = "dataset") -> None:
         return
     needed = {"input_ids", "labels", "source_length", "target_length"}
     if not isinstance(dataset, Dataset) or not needed <= set(dataset.column_names):
-        columns = ", ".join(sorted(needed))
-        raise UserError(
-            f"{name} must be a datasets.Dataset with the columns {columns}, not a {type(dataset).__name__}. Make it "
-            "with recnmt_hf.prepare_dataset; use transformers' Seq2SeqTrainer for streams.",
-            field=name,
-        )
+        reason = f"must be a dataset of recnmt_hf.prepare_dataset, not a {type(dataset).__name__} without lengths"
+        raise UserError(f"{name} {reason}.", field=name)
 
 
 def in_order_of_data(output: EvalLoopOutput, batches: Iterable[list[int]]) -> EvalLoopOutput:

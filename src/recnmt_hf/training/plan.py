@@ -15,7 +15,6 @@ from ..data.sharded import Mixture
 from ..inference.options import DecodingOptions
 from ..metrics.bleu import bleu_tokenizer
 from ..models.user_errors import masked
-from ..options import stated
 from .arguments import TranslationTrainingArguments
 from .building import Architecture, with_fields_of
 from .guided_alignment import GuidedAlignment
@@ -144,9 +143,7 @@ class Plan:
     stages: tuple[Stage, ...]
     data: Preparation
     tests: tuple[TestSet, ...]
-    scorer: TextScorer  # of the validation set
     decoding: DecodingOptions
-    validation_decoding: dict[str, Any]
     guided_alignment: GuidedAlignment | None
     bpe_dropout: float
     average: int  # number of checkpoints
@@ -192,9 +189,7 @@ class Plan:
             stages=tuple(stages),
             data=Preparation.of(recipe, model),
             tests=tuple(tests),
-            scorer=scorer,
             decoding=recipe.decoding,
-            validation_decoding=stated(recipe.decoding),
             guided_alignment=recipe.guided_alignment if recipe.guides_alignment else None,
             bpe_dropout=recipe.tokenizer.dropout,
             average=average.count,

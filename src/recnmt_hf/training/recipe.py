@@ -82,10 +82,7 @@ class Recipe:
             self.training.bleu_tokenize = tokenizer  # recorded with the run, whose scores depend on it
         for name in TEXT_OPTIONS:
             if name in stated(self.decoding):
-                raise UserError(
-                    f"decoding.{name} is not supported for test sets; it is an option of recnmt translate.",
-                    field=f"decoding.{name}",
-                )
+                raise UserError(f"decoding.{name} is not supported for test sets.", field=f"decoding.{name}")
         if self.data.on_long == "truncate":
             given = {"on_long": "truncate", "max_source_length": self.data.max_source_length, **stated(self.decoding)}
             self.decoding = parse(DecodingOptions, given, "decoding")
@@ -228,10 +225,8 @@ def check_sections(recipe: Recipe) -> None:
 def check_planned_steps(baseline_steps: float, steps: int) -> None:
     """Raise `UserError` if the baseline's stage leaves no step for the variant."""
     if baseline_steps >= steps:
-        raise UserError(
-            f"training.baseline_steps={baseline_steps} must be below {steps}, the number of steps of both stages.",
-            field="training.baseline_steps",
-        )
+        field = "training.baseline_steps"
+        raise UserError(f"{field}={baseline_steps} must be below the {steps} steps of both stages.", field=field)
 
 
 def is_multiple(steps: float, of: float) -> bool:
@@ -243,9 +238,8 @@ def name_of_test(name: Any) -> str:
     """Check the name of a test set, which may be a number, and return it as text."""
     text = str(name) if isinstance(name, int) and not isinstance(name, bool) else name
     if not isinstance(text, str) or not NAME_OF_A_TEST_SET.fullmatch(text) or text in RESERVED_NAMES:
+        reserved = " or ".join(RESERVED_NAMES)
         raise UserError(
-            f"{short_repr(name)} is not allowed as the name of a test set. Use letters, digits, _, - and ., but not "
-            f"{' or '.join(RESERVED_NAMES)}.",
-            field="test",
+            f"{short_repr(name)} must have letters, digits, _, - and ., and not be {reserved}.", field="test"
         )
     return text

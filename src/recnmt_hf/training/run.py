@@ -25,6 +25,7 @@ from ..data.sharded import ShardedDataset
 from ..data.tree_inputs import TREE_INPUTS
 from ..errors import UserError, short_repr
 from ..inference.devices import keep_freed_memory
+from ..options import stated
 from .arguments import TranslationTrainingArguments
 from .building import generation_config, stage_configs
 from .checkpoints import (
@@ -190,7 +191,7 @@ class Run:
             callbacks=[EarlyStoppingCallback(stage.patience)] if stage.patience else [],
             baseline=stage.baseline,
             last_step=stage.last_step,
-            validation_decoding=plan.validation_decoding,
+            validation_decoding=stated(plan.decoding),
             bpe_dropout=plan.bpe_dropout,
             guided_alignment=plan.guided_alignment,
         )
