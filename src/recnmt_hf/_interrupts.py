@@ -20,10 +20,7 @@ WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 class Interrupts:
-    """
-    Handler of SIGINT and SIGTERM. The first signal raises `KeyboardInterrupt`, so that files are cleaned up. A later
-    one ends the process at once.
-    """
+    """Handler of SIGINT and SIGTERM: the first raises `KeyboardInterrupt` (files are cleaned up), a later one exits."""
 
     def __init__(self) -> None:
         self.received: list[int] = []  # libraries may turn KeyboardInterrupt into another error

@@ -23,10 +23,7 @@ def names_for_type_checkers(package: str) -> dict[str, str]:
 
 
 def lazy_names(package: str, **further: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """
-    Return `__getattr__`, `__dir__` and `__all__` of a package that imports its names on first use: those for type
-    checkers, and `further` ones with their modules.
-    """
+    """Return `__getattr__`, `__dir__` and `__all__` of a package: names for type checkers and `further` ones."""
     modules, own = names_for_type_checkers(package) | further, sys.modules[package].__dict__
 
     def get(name: str) -> Any:

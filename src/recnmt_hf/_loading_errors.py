@@ -44,9 +44,7 @@ def optional_file(path: str | Path, name: str, **kwargs: Any) -> Path | None:
 
 @contextmanager
 def explained_loading(path: str | Path, what: str = "model") -> Iterator[None]:
-    """
-    Turn errors of loading a folder or model id into a [`UserError`] that names it, and calls the loaded object `what`.
-    """
+    """Turn errors of loading a folder or model id into a [`UserError`] about the loaded object, `what`."""
     path = str(path)
     try:
         for file in Path(path).iterdir() if Path(path).is_dir() else ():

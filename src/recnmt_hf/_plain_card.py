@@ -11,10 +11,7 @@ TEMPLATE_OF_TRANSFORMERS = "model card of a 🤗 transformers model that has bee
 
 
 def usage(name: str, is_joint: bool, sentence: str) -> str:
-    """
-    Return code that translates a sentence with transformers alone. With `is_joint` one tokenizer serves both sides,
-    else the target's is in a subfolder.
-    """
+    """Return code that translates with transformers alone; unless `is_joint`, the target has a tokenizer of its own."""
     import_config, load_target, side = "", "", ""
     if not is_joint:
         # Without a configuration of its own, the tokenizer expects one in the subfolder.

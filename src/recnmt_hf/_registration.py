@@ -14,10 +14,7 @@ _COMMAND_MODULE = f"{__package__}.commands.main"
 
 
 def register() -> None:
-    """
-    Register all families with transformers' Auto classes, and the pipeline task `recnmt-translation`; models are saved
-    with a card.
-    """
+    """Register all families and the pipeline task `recnmt-translation` with transformers; models save a card."""
     import transformers
 
     from ._plain_card import write_plain_card
@@ -35,10 +32,7 @@ def register() -> None:
 
 
 def is_command() -> bool:
-    """
-    Return whether this interpreter was started as the console command, which registers the models after parsing: help
-    and usage errors do not need them. Processes spawned by the command do not count.
-    """
+    """Return whether this interpreter was started as `recnmt`, which registers the models later: help needs none."""
     script = (sys.argv or [""])[0]
     if script not in sys.orig_argv:  # a spawned process has its parent's arguments
         return False

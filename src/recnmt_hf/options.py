@@ -227,10 +227,7 @@ def options_of(kind: type) -> dict[str, Option]:
 
 
 def check_options(values: Any, place: str = "") -> None:
-    """
-    Check the fields of a dataclass' object, and replace integers written as 1e5. `place` is the prefix of the fields'
-    names in messages, e.g. `"data."`.
-    """
+    """Check the fields of a dataclass' object and replace integers written as 1e5; names begin with `place`."""
     kind: type = type(values)
     for name, entry in options_of(kind).items():
         object.__setattr__(values, name, entry.check(getattr(values, name), f"{place}{name}"))
@@ -260,10 +257,7 @@ def default_text(entry: Option) -> str:
 
 
 def parse(kind: type[T], content: Any, place: str) -> T:
-    """
-    Build an object of a dataclass from the mapping at `place`; [`stated`] reverses this. Raise `UserError` if a field
-    does not exist or is empty, or the dataclass rejects a value; the error's field starts with `place`.
-    """
+    """Build a dataclass from the mapping at `place`, the prefix of fields in messages; [`stated`] reverses this."""
     dataclass_kind: type = kind
     given = given_fields(content, options_of(dataclass_kind), place)
     try:
@@ -288,10 +282,7 @@ def stated(values: Any) -> dict[str, Any]:
 
 
 def given_fields(content: Any, known: Iterable[str], place: str = "") -> dict[str, Any]:
-    """
-    Return the fields of the mapping at `place` (`""` for the whole recipe), without those reset to their default; raise
-    `UserError` for an unknown one.
-    """
+    """Return the fields of the mapping at `place`, without those reset to their default; no unknown ones."""
     content, known = mapping(content, place), sorted(known)
     for name in content:
         if name not in known:

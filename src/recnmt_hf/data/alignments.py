@@ -44,10 +44,7 @@ def marked_links(line: str, place: str, one_based: bool = False) -> Iterator[tup
 def words_of_tokens(
     tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool = False, add_special_tokens: bool = True
 ) -> tuple[list[int], list[int | None]]:
-    """
-    Return a sentence's token ids, and for each token the number of its word (separated by spaces, from 0); `None` for
-    special tokens. Raise `UserError` if the tokenizer does not report the positions of its tokens in the text.
-    """
+    """Return token ids, and the number of the word (between spaces, from 0) of each; `None` for special tokens."""
     if not tokenizer.is_fast:
         return words_of_pieces(tokenizer, text, is_target, add_special_tokens)
     encoded = encode_plain(
@@ -72,10 +69,7 @@ def words_of_tokens(
 def words_of_pieces(
     tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool, add_special_tokens: bool = True
 ) -> tuple[list[int], list[int | None]]:
-    """
-    Return what [`words_of_tokens`] does, for a tokenizer of MarianMT, or another one of SentencePiece. Its pieces,
-    joined, are those of each word alone, joined. `UserError` for other tokenizers, and for language codes.
-    """
+    """Return what [`words_of_tokens`] does for SentencePiece, whose pieces are those of each word alone, joined."""
     side = f"spm_{'target' if is_target else 'source'}"
     model: Any = getattr(tokenizer, side, None) or getattr(tokenizer, "sp_model", None)
     pieces: list[str] = [] if model is None else model.encode(text, out_type=str)
@@ -97,20 +91,14 @@ def words_of_pieces(
 
 
 def attach_links(lines: Iterable[str], text: str | Path, alignments: str | Path, units: str) -> Iterator[Sentence]:
-    """
-    Yield lines of translations, from the file `text`, with their links from the file `alignments`, plain or compressed,
-    whose lines may be empty. `UserError` if the files have different numbers of lines.
-    """
+    """Yield lines of translations of the file `text` as sentences with their links, lines of the file `alignments`."""
     name = masked(str(alignments))
     for number, (line, links) in side_by_side([text, name], [iter(lines), read_lines(alignments)]):
         yield Sentence(line, links=Links(links, f"{name}, line {number}", units))
 
 
 class AlignedSide:
-    """
-    One side of a sentence pair with links: the number of its units, of [`ALIGNMENT_UNITS`], and the tokens of each.
-    `ids` are the token ids of the text, perhaps truncated; an end token stays the last one.
-    """
+    """One side of a pair with links: the number of its units, and the positions in `ids`, perhaps truncated."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int], units: str, is_target: bool = False

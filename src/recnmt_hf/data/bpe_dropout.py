@@ -40,10 +40,7 @@ def unsupported(dropout: float) -> UserError:
 
 
 class Resegmenter:
-    """
-    Divides the words of token ids into other symbols of a fast BPE tokenizer. `dropout` is the probability of leaving a
-    merge out. `UserError` for a tokenizer of another kind.
-    """
+    """Divides words of token ids of a fast BPE tokenizer anew; each merge is left out with probability `dropout`."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, dropout: float):
         backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -151,10 +151,7 @@ class Corpus:
     def language_columns(
         self, source_lang: str, target_lang: str, tokenizers: Iterable[PreTrainedTokenizerBase]
     ) -> dict[str, str | None]:
-        """
-        Return the columns `source_lang` and `target_lang` of the pairs, if one of the tokenizers names languages by
-        tokens (`None` for the side of another one). `UserError` for an unknown code.
-        """
+        """Return the codes for tokenizers that name languages by tokens; `UserError` for an unknown one."""
         columns: dict[str, str | None] = {"source_lang": None, "target_lang": None}
         for name, code, tokenizer in zip(columns, self.languages(source_lang, target_lang), tokenizers, strict=True):
             if known := language_ids(tokenizer):
@@ -162,11 +159,7 @@ class Corpus:
         return columns if any(columns.values()) else {}
 
     def test_set_files(self, source_lang: str, target_lang: str) -> list[str]:
-        """
-        Return the files of a test set in sacrebleu's own folder (`SACREBLEU`, by default `~/.sacrebleu`), where it
-        downloads a missing one: the source, then the references. `UserError` if there is no such test set or pair
-        (`sacrebleu --list` prints all names), or the download fails.
-        """
+        """Return the files of a test set of sacrebleu, which may download it: the source, then the references."""
         from sacrebleu.dataset import DATASETS
 
         codes = self.languages(source_lang, target_lang)

@@ -136,10 +136,7 @@ def reject_model_folder(folder: Path) -> None:
 
 
 def refuse_inputs(path: str | Path | None, inputs: Iterable[str | Path | None]) -> None:
-    """
-    Raise `UserError` if an output (`None`: standard output) is one of the inputs (`None`: standard input), under
-    any name: a link, a path through another folder, the target of a redirection.
-    """
+    """Raise `UserError` if an output is one of the inputs under any name; `None` are the standard streams."""
 
     def identity(file: str | Path | int) -> tuple[int, int] | None:
         try:  # a path is resolved first, since writing makes the missing folders of `new/../in.txt`
@@ -196,10 +193,7 @@ def write_owner(handle: int) -> None:
 
 @contextmanager
 def locked_file(path: Path) -> Iterator[None]:
-    """
-    Keep other processes from replacing a file while this one reads it, changes it and replaces it. [`LockedError`] if
-    another process does not release it within a minute.
-    """
+    """Keep other processes from replacing a file while this one changes it; [`LockedError`] after a minute."""
     path = Path(os.path.realpath(path))
     with lock(path.with_name(f".{path.name}.lock"), 60, field=path):
         yield
@@ -207,10 +201,7 @@ def locked_file(path: Path) -> Iterator[None]:
 
 @contextmanager
 def partial_folder(place: Path) -> Iterator[Path]:
-    """
-    Make a folder in `place` for unfinished output, and delete it at the end. Folders of killed processes in `place` are
-    deleted first. `OSError` if the folder cannot be made.
-    """
+    """Make a folder in `place` for unfinished output, deleted at the end, like those of killed processes."""
     remove_abandoned(place)
     with ExitStack() as stack:
         while True:

@@ -23,10 +23,7 @@ PROBABLE = 8
 
 
 def keys_of(columns: Mapping[str, Sequence[str]], kind: str) -> np.ndarray:
-    """
-    Return the keys of sentence pairs, `uint64` of shape `(pairs, 2)`; equal pairs have equal keys, if they have equal
-    languages, where these are columns.
-    """
+    """Return keys of pairs, `uint64` of shape `(pairs, 2)`, equal for equal pairs of the same languages."""
     names = *KEYS_OF_DUPLICATES[kind], *(name for name in ("source_lang", "target_lang") if name in columns)
     content = b"".join(
         hashlib.blake2b("\n".join(map(str, texts)).encode(), digest_size=KEY_BYTES).digest()

@@ -334,9 +334,6 @@ def generate_corpus(
 
 
 def generate_split(name: str, size: int, seed: int = 1) -> list[Pair]:
-    """
-    Return one split of [`generate_corpus`] with `size` pairs; the others have their default sizes. The splits that are
-    drawn after it are not generated, because they do not change it.
-    """
+    """Return a split of [`generate_corpus`] with `size` pairs; those drawn after it do not change it."""
     later = dict.fromkeys(DRAWN[DRAWN.index(name) + 1 :], 0)
     return generate_corpus(seed=seed, **later, **{name: size})[name]

@@ -59,10 +59,7 @@ def unknown_language(field: str, code: str, known: Iterable[str]) -> UserError:
 
 
 def language_ids(tokenizer: Any) -> dict[str, int]:
-    """
-    Return the codes of the languages that a tokenizer names by a token in every text, with the ids of these tokens;
-    nothing for a tokenizer of another kind.
-    """
+    """Return the languages that a tokenizer names by a token in every text, with the ids of these tokens."""
     if not hasattr(tokenizer, "src_lang") or not hasattr(tokenizer, "tgt_lang"):
         return {}
     ids = getattr(tokenizer, "lang_code_to_id", None)

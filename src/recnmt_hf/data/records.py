@@ -59,10 +59,7 @@ SourceText = str | ParsedSentence
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """
-    The links of a sentence pair: the `line` of a file, its `place` there for messages, and the `units` that positions
-    count, one of [`~recnmt_hf.data.alignments.ALIGNMENT_UNITS`].
-    """
+    """Links of a pair: a `line` of a file, its `place` for messages, and the `units` that positions count."""
 
     line: str
     place: str

@@ -51,10 +51,7 @@ class ShardSettings:
 
 @dataclass(frozen=True)
 class Block:
-    """
-    The lines or rows of a shard. A block of plain text files has the ranges of its bytes, so that each process reads
-    its own; other blocks have their columns.
-    """
+    """The lines or rows of a shard: ranges of bytes, which each process reads itself, or the columns."""
 
     corpus: int
     number: int

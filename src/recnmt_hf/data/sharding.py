@@ -71,10 +71,7 @@ class ShardMaker:
     trees: TreeEncoder | None = None
 
     def make(self, block: Block) -> ShardRecord:
-        """
-        Read, check, filter and tokenize a block, and write its shard, if any pair remains, and its record. `UserError`
-        if a line cannot be used, or the folder cannot be written.
-        """
+        """Read, check, filter and tokenize a block, and write its shard, if any pair remains, and its record."""
         settings, corpus = self.settings, self.corpora[block.corpus]
         removed: Counter[str] = Counter()
         columns = self.texts_of(block, removed)

@@ -25,10 +25,7 @@ def check_tags(tags: Sequence[Any], field: str, reserved: Sequence[str] = ()) ->
 
 
 def add_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> None:
-    """
-    Add tags to a tokenizer. They are text, not control tokens: users write them, and they are found wherever a text has
-    them, while `</s>` and the like in a text are characters.
-    """
+    """Add tags to a tokenizer; unlike control tokens they are found wherever a text has them."""
     tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False, rstrip=True) for tag in tags])
 
 

@@ -67,10 +67,7 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
 
 @contextmanager
 def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
-    """
-    Open a file or a URL to read, decompressed if its first bytes are those of gzip or Zstandard. Pipes, devices and
-    standard input (`None`) are read like files. `OSError` if it is missing, a folder, or cannot be read.
-    """
+    """Open a file, a URL or standard input (`None`) to read; gzip and Zstandard are decompressed."""
     opened: Any
     if path is None:
         stream: Any = sys.stdin.buffer
@@ -193,10 +190,7 @@ def side_by_side(names: Sequence[str | Path], sides: Sequence[Iterator[Any]]) ->
 def skip_blank_pairs(
     pairs: Iterable[tuple[int, Row]], places: Sequence[str], on_empty: str, unit: str = "line"
 ) -> Iterator[Row]:
-    """
-    Yield the pairs (or longer rows) without a blank side from numbers of lines (or another `unit`) with pairs.
-    `places` are the names of the files of all sides.
-    """
+    """Yield rows without a blank side from their numbers and rows; `places` name the files of all sides."""
     check_value("on_empty", on_empty, Literal[ON_EMPTY])
     is_empty = True
     for number, pair in pairs:

@@ -157,10 +157,7 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False, **kwargs: 
 
 
 def load_unchecked(path: str | Path, what: str = "tokenizer", **kwargs: Any) -> PreTrainedTokenizerBase:
-    """
-    Load a tokenizer, which messages call `what`, without settings that would be saved with it: how it was loaded, and
-    `auto_map`, which names remote code even where an installed class was used. Saving remote code adds it again.
-    """
+    """Load a tokenizer without settings that would be saved with it; messages call it `what`."""
     from transformers import AutoTokenizer
 
     with explained_loading(path, what):

@@ -93,10 +93,7 @@ class TokenizerPair:
         return cls(source, target, Relations.load(path, **kwargs))
 
     def save(self, folder: str | Path, *, source_subfolder: str = "") -> None:
-        """
-        Save the tokenizers in a folder, often that of the model, for [`load`] with the same `source_subfolder`. One for
-        both sides is saved once.
-        """
+        """Save the tokenizers for [`load`] with the same `source_subfolder`; one for both sides is saved once."""
         self.source.save_pretrained(str(Path(folder) / source_subfolder))
         self.save_beside_source(folder)
 
@@ -108,10 +105,7 @@ class TokenizerPair:
             self.relations.save(folder)
 
     def tree_encoder(self, model_config: Any) -> TreeEncoder | None:
-        """
-        Return the encoder of the dependency trees of sources for a model, or `None` if the model reads none or
-        `relations` is missing.
-        """
+        """Return the encoder of dependency trees for a model; `None` if it reads none or `relations` is missing."""
         options = tree_options(model_config)
         if options is None or self.relations is None:
             return None
@@ -150,10 +144,7 @@ class TokenizerPair:
             check_end(model, self.target)
 
     def check_padding(self, pad_token_id: int | None = None) -> None:
-        """
-        Raise `ValueError` if both sides, and the model if its id is given, have different padding ids. A model has one,
-        whose row is zero in both embeddings and is never trained.
-        """
+        """Raise `ValueError` for different padding ids: a model has one, whose row is zero and never trained."""
         source, target = (tokenizer.pad_token_id for tokenizer in self)
         named = {"source tokenizer": source, "target tokenizer": target, "model": pad_token_id}
         ids = {name: id for name, id in named.items() if id is not None}
@@ -165,10 +156,7 @@ class TokenizerPair:
 
 
 def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: Any) -> PreTrainedTokenizerBase | None:
-    """
-    Load the target tokenizer of a model with two vocabularies, with the arguments of `from_pretrained`. Return `None`
-    if one tokenizer is used for both sides. `UserError` if it cannot be loaded.
-    """
+    """Load the target tokenizer of a model with two vocabularies; `None` if one tokenizer serves both sides."""
     is_separate = (Path(path) / TARGET_TOKENIZER).is_dir()
     if not is_separate and optional_file(path, f"{TARGET_TOKENIZER}/tokenizer_config.json", **kwargs) is None:
         return None
@@ -245,10 +233,7 @@ def difference_to_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[st
 
 
 def check_end(model: Any, target: PreTrainedTokenizerBase) -> None:
-    """
-    Raise `UserError` if the model ends sentences with another token than the tokenizer, or with none, or if its
-    generation settings have other control tokens than its configuration.
-    """
+    """Raise `UserError` if the model has no end token, or other control tokens than its generation settings."""
     config, generation = model.config, getattr(model, "generation_config", None)
     for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):
         trained, used = (ids_of(settings, name) for settings in (config, generation))

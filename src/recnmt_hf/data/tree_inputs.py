@@ -70,10 +70,7 @@ class Relations:
 
     @classmethod
     def load(cls, path: str | Path, **kwargs: Any) -> Relations | None:
-        """
-        Load the relations of a model from its folder or repository, with the arguments of `from_pretrained`; `None` if
-        it has no `relations.json`. `UserError` if the file is damaged.
-        """
+        """Load the relations of a model, with the arguments of `from_pretrained`; `None` without `relations.json`."""
         file = optional_file(path, RELATIONS_FILE, **kwargs)
         if file is None:
             return None
@@ -173,10 +170,7 @@ def tree_columns(rows: Sequence[Tokens]) -> dict[str, list[list[int]]]:
 def pad_tree_columns(
     columns: Mapping[str, Sequence[Sequence[int]]], width: int, left: bool = False
 ) -> dict[str, torch.Tensor]:
-    """
-    Return the columns of [`tree_columns`] as tensors `(number of rows, width)`, padded on the right, or on the left
-    with the positions of heads shifted.
-    """
+    """Return the columns of [`tree_columns`] as padded tensors `(rows, width)`; on the left, heads are shifted."""
     padded = {}
     for name, fill in TREE_INPUTS.items():
         rows = []
