@@ -12,7 +12,6 @@ from slow_transformer import (
     recurrent_step,
     softmax_rows,
 )
-from user_errors import rejects
 
 from recnmt_hf import (
     BiARNTransformerConfig,
@@ -426,14 +425,6 @@ def test_step_attentions_are_those_of_the_equations():
                 torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
             context = slow.attention(f"{direction}.attn", state[None], words, [[True] * 4], 4)[0]
             state, _ = recurrent_step(slow.weights, f"{direction}.cell", "gru", context, state, suffix="")
-
-
-def test_encoder_output_without_recurrence_states_is_refused():
-    model = TestBiARNTransformer().model()
-    batch = ragged_batch()
-    encoded = model.get_encoder()(batch["input_ids"], batch["attention_mask"])
-    with rejects(field="encoder_outputs"):
-        model(encoder_outputs=(encoded.last_hidden_state,), labels=batch["labels"])
 
 
 def test_words_are_not_aligned_by_attention_to_steps():

@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from model_contract import ModelContract, ragged_batch
+from model_contract import ModelContract
 from slow_transformer import SlowTransformer, compare, multiply_instead_of_dropping, name_fields, recurrent_step
-from user_errors import rejects
 
 from recnmt_hf import (
     GRETConfig,
     GRETForConditionalGeneration,
     GRETModel,
-    NMTTransformerForConditionalGeneration,
 )
 from recnmt_hf.models import kernels_gret
 from recnmt_hf.models import modeling_gret as modeling
@@ -280,15 +278,3 @@ def test_routing_counts_in_float32():
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
-
-
-def test_an_encoder_output_without_the_vector_is_refused():
-    model = TestGRET().model({"num_capsules": 4})
-    batch = ragged_batch()
-    encoded = (
-        NMTTransformerForConditionalGeneration(model.config.baseline())
-        .double()
-        .get_encoder()(batch["input_ids"], batch["attention_mask"])
-    )
-    with rejects(field="encoder_outputs"):
-        model(encoder_outputs=encoded, attention_mask=batch["attention_mask"], labels=batch["labels"])

@@ -234,14 +234,6 @@ def test_padding_starts_at_zero_and_is_not_trained(share):
         assert not weight[0].any() and not weight.grad[0].any() and weight.grad[4:].any()
 
 
-@pytest.mark.parametrize("name", ["decoder_start_token_id", "pad_token_id"])
-def test_labels_are_shifted_only_where_the_special_tokens_are_known(name):
-    model = TestNMTTransformer().model({})
-    setattr(model.config, name, None)
-    with rejects(field=name):
-        model(**ragged_batch())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer"])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -2,13 +2,8 @@
 
 from typing import Any, Literal
 
-from transformers.utils import logging
-
 from .configuration_nmt_transformer import NMTTransformerConfig
 from .configuration_seq2seq import DERIVED, Filled, interval, size, strict_config
-
-
-logger = logging.get_logger(__name__)
 
 
 @strict_config
@@ -67,11 +62,3 @@ class GRETConfig(NMTTransformerConfig):
 
     def baseline(self) -> NMTTransformerConfig | None:
         return NMTTransformerConfig(**self.fields_of(NMTTransformerConfig)) if self.use_global_state else None
-
-    def check_values(self) -> None:
-        super().check_values()
-        if self.use_global_state and self.global_capsule and self.capsule_projection == "shared":
-            logger.warning_once(
-                'capsule_projection="shared" gives all capsules the same votes, so num_capsules has no effect. Use '
-                '"per_capsule", unless you want to study this reading of the paper.'
-            )

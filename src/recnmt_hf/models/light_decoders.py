@@ -178,12 +178,7 @@ class AverageAttention(nn.Module):
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, cache: Cache | None = None, **kwargs: Any
     ) -> tuple[Tensor, None]:
         """Run over new words `(batch_size, length, d_model)`; padding, 0 in `attention_mask`, is not averaged."""
-        averages = self.average(hidden_states, attention_mask, cache).to(hidden_states.dtype)
-        return self.gated(hidden_states, self.feed_forward(averages)), None
-
-    def average(self, hidden_states: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
-        """Return a in at least float32, which the sums of many words need."""
-        wide = hidden_states.to(wide_type(hidden_states.dtype))
+        wide = hidden_states.to(wide_type(hidden_states.dtype))  # for the sums of many words
         counted = torch.ones_like(wide[:, :, :1])
         if attention_mask is not None:
             padding = attention_mask[:, :, None] == 0
@@ -195,23 +190,19 @@ class AverageAttention(nn.Module):
             if earlier_sum is not None and earlier_count is not None:
                 sums, counts = sums + earlier_sum[:, None], counts + earlier_count[:, None]
             layer.update_states(aan_sum=sums, aan_count=counts)
-        return sums / counts.clamp(min=1)
-
-    def feed_forward(self, averages: Tensor) -> Tensor:
-        if self.fc1 is None:
-            return averages
-        inner = dropout(project(self.fc1, averages, self.activation_fn), self.activation_dropout, self.training)
-        return inner if self.fc2 is None else project(self.fc2, inner)
-
-    def gated(self, inputs: Tensor, averages: Tensor) -> Tensor:
+        averages = (sums / counts.clamp(min=1)).to(hidden_states.dtype)
+        if self.fc1 is not None:
+            averages = project(self.fc1, averages, self.activation_fn)
+            averages = dropout(averages, self.activation_dropout, self.training)
+            averages = averages if self.fc2 is None else project(self.fc2, averages)
         if self.gate_type == "none":
-            return averages
+            return averages, None
         if self.gate_type == "joint":
-            gates = project(self.gate, torch.cat([inputs, averages], dim=-1))
+            gates = project(self.gate, torch.cat([hidden_states, averages], dim=-1))
             of_input, of_average = gates.chunk(2, dim=-1)
         else:
-            of_input, of_average = project(self.input_gate, inputs), project(self.forget_gate, averages)
-        return torch.sigmoid(of_input) * inputs + torch.sigmoid(of_average) * averages
+            of_input, of_average = project(self.input_gate, hidden_states), project(self.forget_gate, averages)
+        return torch.sigmoid(of_input) * hidden_states + torch.sigmoid(of_average) * averages, None
 
 
 LIGHT_DECODERS = {"ssru": SimplerSimpleRecurrentUnit, "average_attention": AverageAttention}

@@ -105,7 +105,11 @@ class CapsuleLayer(nn.Module):
     def forward(self, states: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Map states `(rows, length, d_model)` to capsules `(rows, num_capsules, capsule_dim)` and their couplings."""
         sizes = (self.matrices, self.capsule_dim)
-        if self.saves_votes(states):
+        length, width = states.shape[1:]
+        is_shorter = torch.compiler.is_compiling() or saves_votes(  # compiled, one graph for all lengths
+            length, self.num_capsules, self.capsule_dim, width, self.iterations
+        )
+        if is_shorter and allowed() and is_plain(self.capsule_proj, nn.Linear):
             weight = self.capsule_proj.weight.unflatten(0, sizes).expand(self.num_capsules, -1, -1)
             capsules, coupling = route(states, weight, attention_mask, self.iterations, self.axis)
         else:
@@ -113,14 +117,6 @@ class CapsuleLayer(nn.Module):
             votes = votes.expand(-1, self.num_capsules, -1, -1)
             capsules, coupling = route_reference(votes, attention_mask, self.iterations, self.axis)
         return capsules.to(states.dtype), coupling
-
-    def saves_votes(self, states: Tensor) -> bool:
-        if not allowed() or not is_plain(self.capsule_proj, nn.Linear):
-            return False
-        if torch.compiler.is_compiling():
-            return True  # one graph for all lengths
-        length, width = states.shape[1:]
-        return saves_votes(length, self.num_capsules, self.capsule_dim, width, self.iterations)
 
 
 # -- pooling (Eqs. 7-9) and aggregation (Eq. 10) -----------------------------------------------------------------------

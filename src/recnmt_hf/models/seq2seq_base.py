@@ -313,10 +313,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift labels `(batch_size, target_length)` right behind the start token; -100 becomes padding."""
-        start, padding = self.config.decoder_start_token_id, self.config.pad_token_id
-        if start is None or padding is None:
-            name = "decoder_start_token_id" if start is None else "pad_token_id"
-            raise UserError(f"{name} is None in the configuration. Set it, or pass decoder_input_ids.", field=name)
+        start: Any = self.config.decoder_start_token_id
+        padding: Any = self.config.pad_token_id
         shifted = labels.new_empty(labels.shape)
         shifted[:, 0] = start
         shifted[:, 1:] = labels[:, :-1]

@@ -31,12 +31,6 @@ class Memory(NamedTuple):
 class Memories(dict[str, Memory]):
     """The memories of a batch by name. Every decoder layer's `encoder_attn` reads `"encoder"`."""
 
-    def __missing__(self, name: str) -> Memory:
-        raise UserError(
-            f"encoder_outputs lacks {name}_hidden_state. Pass the unchanged output of get_encoder().",
-            field="encoder_outputs",
-        )
-
     def with_states(self, states: Iterable[Tensor]) -> "Memories":
         """Return a copy of the memories with these states."""
         pairs = zip(self.items(), states, strict=True)
