@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import pytest
-from option_tables import option_table
 from transformers import HfArgumentParser
 from user_errors import rejects
 
@@ -71,13 +70,6 @@ def test_integers_written_as_floats_are_converted():
 def test_documentation_of_fields():
     line = "layers (an integer from 1 to 9, *optional*, defaults to `3`): How many layers."
     assert f"    Args:\n        {line}\n" in Cake.__doc__
-    assert option_table(Cake, ["layers", "candles", "guests"]).splitlines() == [
-        "| option | default | values | meaning |",
-        "|---|---|---|---|",
-        "| `layers` | `3` | an integer from 1 to 9 | how many layers |",
-        "| `candles` | `false` | true or false | whether there are candles |",
-        "| `guests` | | a list | who comes |",
-    ]
 
 
 def test_the_parser_of_transformers_reads_the_fields():

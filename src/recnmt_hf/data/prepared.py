@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +20,6 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .._plain_text import control_ids, encode_plain, ids_of_texts
-from ..errors import UserError
 from ..options import check_value
 from .alignments import links_of_batch
 from .corpora import Corpora, Corpus, parse_corpora
@@ -126,8 +126,7 @@ def prepare_dataset(
         `dependency_heads` and `dependency_relations`.
 
     Raises:
-        ValueError: All pairs are skipped, a setting is not allowed, or a corpus cannot be read.
-        FileExistsError: `cache_dir` is a file.
+        ValueError, OSError: A setting is not allowed, or a corpus cannot be read.
     """
     check_value("on_long", on_long, Literal[ON_LONG])
     corpora = parse_corpora(corpora)
@@ -178,18 +177,11 @@ def prepare_dataset(
         fits = (source <= max_source_length) & (target <= max_target_length)
         if max_length_ratio is not None:
             fits &= np.maximum(source, target) <= float(max_length_ratio) * np.minimum(source, target)
-        indices = np.flatnonzero(fits).tolist()
-        if not indices:
-            raise UserError(
-                f"All {total} sentence pairs exceed max_source_length={max_source_length}, "
-                f"max_target_length={max_target_length} or max_length_ratio."
-            )
-        (data.select(indices) if len(indices) < total else data).save_to_disk(str(working / "done"))
-        try:
+        if not fits.any():
+            raise UserError(f"All {total} sentence pairs exceed the limits of length or their ratio.")
+        (data if fits.all() else data.select(np.flatnonzero(fits).tolist())).save_to_disk(str(working / "done"))
+        with suppress(OSError):  # another process finished the same work first
             os.replace(working / "done", folder)
-        except OSError:  # another process finished the same work first
-            if not folder.is_dir():
-                raise
     return load_from_disk(str(folder))
 
 

@@ -159,8 +159,9 @@ TokenRows = Sequence[Tokens]
 
 def check_tree(words: Any, heads: Any, relations: Any) -> None:
     """Raise `UserError` unless three lists describe a tree, or several trees, over the words."""
-    if isinstance(words, str) or not len(words) == len(heads) == len(relations):
-        raise UserError(f"{len(words)} words, {len(heads)} heads and {len(relations)} relations must be equal lists.")
+    lists = [one if isinstance(one, (list, tuple)) else None for one in (words, heads, relations)]
+    if None in lists or not len(words) == len(heads) == len(relations):
+        raise UserError(f"words, heads and relations must be lists of the same length, not {short_repr(lists)}.")
     for number, (word, head, relation) in enumerate(zip(words, heads, relations, strict=True), start=1):
         is_text = isinstance(word, str) and word.strip() and isinstance(relation, str)
         if not (is_text and isinstance(head, int) and 0 <= head <= len(words)):

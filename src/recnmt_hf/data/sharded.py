@@ -177,8 +177,7 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
         self.shards = [ShardRecord(**record) for record in self.manifest["shards"] if record["pairs"]]
         self.firsts = list(accumulate((record.pairs for record in self.shards), initial=0))
         for record in self.shards:
-            if (path := self.path(record)).stat().st_size != record.bytes:
-                raise altered(path)
+            self.verify(record)
         self.column_names: list[str] = open_table(self.path(self.shards[0])).schema.names
         self.columns = self.column_names
         self.mixture = mixture or Mixture()
@@ -221,13 +220,17 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
         """Return the file of a shard."""
         return path_of(record, self.folder / SHARDS, is_raw=False)
 
+    def verify(self, record: ShardRecord, content: bool = False) -> None:
+        """Raise `UserError` if a shard has another size or, if its `content` is read, another checksum."""
+        path = self.path(record)
+        if path.stat().st_size != record.bytes or (content and digest_of_file(path) != record.sha256):
+            raise altered(path)
+
     def open(self, number: int) -> OpenShard:
         """Return a shard, and close the one that was unused for the longest time if too many are open."""
         if number not in self.open_shards:
-            path = self.path(self.shards[number])
-            if digest_of_file(path) != self.shards[number].sha256:
-                raise altered(path)
-            self.open_shards[number] = OpenShard.of(path)
+            self.verify(self.shards[number], content=True)
+            self.open_shards[number] = OpenShard.of(self.path(self.shards[number]))
             while len(self.open_shards) > self.most_open:
                 self.open_shards.popitem(last=False)
         self.open_shards.move_to_end(number)

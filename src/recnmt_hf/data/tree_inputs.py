@@ -52,10 +52,6 @@ class Relations:
     names: tuple[str, ...]
     subtypes: bool = False
 
-    def __post_init__(self) -> None:
-        if (*self.names[:1], *self.names[-1:]) != (UNKNOWN, PIECE) or len(set(self.names)) != len(self.names):
-            raise UserError(f"relations must be different names, the first {UNKNOWN}, the last {PIECE}.")
-
     @classmethod
     def count(
         cls, sentences: Iterable[str | ParsedSentence], subtypes: bool = False, most: int = MOST_RELATIONS
@@ -76,9 +72,13 @@ class Relations:
             return None
         try:
             content = json.loads(read_small_text(file))
-            return cls(tuple(content["relations"]), bool(content["subtypes"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}/{RELATIONS_FILE} is damaged ({error}).", field=path) from error
+            names, subtypes = tuple(content["relations"]), content["subtypes"]
+            is_valid = (names[0], names[-1]) == (UNKNOWN, PIECE) and len(set(names)) == len(names)
+        except (ValueError, KeyError, TypeError, IndexError):
+            is_valid = False
+        if not is_valid:
+            raise UserError(f"{path}/{RELATIONS_FILE} is damaged.", field=path)
+        return cls(names, subtypes)
 
     def save(self, folder: str | Path) -> None:
         """Write `relations.json` into the folder of a model or a tokenizer."""

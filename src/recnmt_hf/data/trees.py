@@ -89,10 +89,7 @@ def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Pat
 
 def sentence_of_columns(record: Mapping[str, Any], place: str) -> ParsedSentence:
     """Return the sentence in the columns `source_tokens`, `source_heads` and `source_relations` of a row."""
-    lists = [(record or {}).get(name) for name in COLUMNS]
-    if not all(isinstance(one, list) for one in lists):
-        raise UserError(f"a corpus with tree_columns needs lists in the columns {', '.join(COLUMNS)}.", field=place)
-    return parsed_at(place, *lists)
+    return parsed_at(place, *((record or {}).get(name) for name in COLUMNS))
 
 
 def columns_of_tree(tree: ParsedSentence | None) -> dict[str, Any]:
