@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .._plain_text import control_ids, encode_plain, ids_of_texts
+from ..errors import UserError
 from ..options import check_value
 from .alignments import links_of_batch
 from .corpora import Corpora, Corpus, parse_corpora
