@@ -198,12 +198,14 @@ def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
 def score_rows(tests: Sequence[TestScore]) -> list[list[str]]:
     """Return titles and rows of the table of scores, with baselines and p-values if available."""
     kinds = list(dict.fromkeys(kind for test in tests for kind in test.scores))
-    compared = any(test.baseline for test in tests)
+    compared, has_lengths = any(test.baseline for test in tests), any(test.length_ratio for test in tests)
     heads = ["test set", "sentences", *(METRIC_NAMES.get(kind, kind) for kind in kinds)]
+    heads += ["length ratio"] if has_lengths else []
     rows = [heads + (["baseline", "p"] if compared else [])]
     for test in tests:
         name = test.name if test.references == 1 else f"{test.name} ({test.references} references)"
         row = [name, f"{test.sentences:,}", *(number(test.scores.get(kind)) for kind in kinds)]
+        row += [number(test.length_ratio, 3)] if has_lengths else []
         if compared:
             scores = " / ".join(number(test.baseline_scores.get(kind)) for kind in kinds)
             row += [f"{scores} ({test.baseline})" if test.baseline else "", number(test.p_value, 3)]

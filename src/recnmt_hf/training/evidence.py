@@ -80,6 +80,9 @@ class TestScore:
     test: str | None = None  # of significance
     dataset: list[dict[str, Any]] = field(default_factory=list)  # corpora of the test set, as in recipes
     references: int = 1  # number of references per sentence
+    length_ratio: float | None = None  # words of the translations over words of the references
+    seen: int | None = None  # sentences that are also in the training text
+    clean_scores: dict[str, float] = field(default_factory=dict)  # without these
 
     def __post_init__(self) -> None:
         self.dataset, self.baseline = without_private(self.dataset), without_private(self.baseline)

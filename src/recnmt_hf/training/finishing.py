@@ -14,10 +14,12 @@ import torch
 
 from .._loading_errors import looks_local
 from .._plain_text import is_blank
-from ..data.corpora import load_test_set
+from ..data.corpora import load_pairs, load_test_set
 from ..data.files import open_output
+from ..data.overlap import rows_in_training
 from ..data.sharded import ShardedDataset
 from ..data.text import write_lines
+from ..errors import UserError
 from ..inference.loading import load_model
 from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
@@ -153,9 +155,17 @@ def test(plan: Plan, folder: Path) -> dict[str, Any]:
     languages = plan.data.source_lang, plan.data.target_lang
     decoding = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in TEXT_OPTIONS}
     results: dict[str, Any] = {"decoding": decoding}
+    sets = {test_set.name: load_test_set(test_set.corpora, *languages, on_empty) for test_set in plan.tests}
+    sentences = {name: list(map(str, sources)) for name, (sources, _) in sets.items()}
+    try:
+        overlap = rows_in_training(
+            (str(pair.source) for pair in load_pairs(plan.data.train, *languages, on_empty)), sentences
+        )
+    except (OSError, UserError):  # the text of prepared data may be elsewhere
+        overlap = {}
     for test_set in plan.tests:
         name, corpora = test_set.name, test_set.corpora
-        sources, references = load_test_set(corpora, *languages, on_empty)
+        sources, references = sets[name]
         dataset = [stated(corpus) for corpus in corpora]
         rows: list[Any] = []  # tag and languages of each segment
         for corpus in corpora:
@@ -166,6 +176,13 @@ def test(plan: Plan, folder: Path) -> dict[str, Any]:
         score, texts, line = tested
         write_lines(folder.parent / f"{FINAL}-{name}.{languages[1]}", texts)
         logger.info(line)
+        score.seen = len(overlap[name]) if name in overlap else None
+        if clean := sorted(set(range(len(texts))).difference(overlap[name])) if score.seen else []:
+            streams = [[stream[row] for row in clean] for stream in references]
+            own = test_set.scorer.scores([texts[row] for row in clean], streams)
+            score.clean_scores = {kind: one.score for kind, one in own.items()}
+            shown = ", ".join(f"{kind} {value:.2f}" for kind, value in score.clean_scores.items())
+            logger.warning(f"Warning: {name}: {score.seen} sentences are in the training text; without them {shown}.")
         results[name] = {**score.scores, "signature": score.signature, "sentences": len(sources)}
         with Evidence.changing(folder) as evidence:
             add_score(evidence, folder, score, texts)

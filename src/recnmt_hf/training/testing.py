@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
@@ -22,8 +22,10 @@ from ..inference.backends.torch_model import TorchBackend
 from ..inference.options import DecodingOptions
 from ..inference.translator import Translator
 from ..metrics.bleu import MetricScore
+from ..metrics.suspicion import suspicions
 from .evidence import TRANSLATIONS, Evidence, TestScore, refuse_links, sum_of_lines
 from .metrics import TextScorer
+from .processes import logger
 
 
 # Options of several beams or hypotheses, which have no effect on validation or are replaced there.
@@ -91,6 +93,11 @@ def test_model(
     prefixes, languages = prefixes or [""] * len(sources), languages or [()] * len(sources)
     texts = translate_segments(translator, sources, prefixes, languages, options, scorer.metric != "rouge")
     scores = scorer.scores(texts, references)
+    faults = [*suspicions(texts, references, list(map(str, sources)))]
+    if not any(languages):
+        faults += cut_references(translator, sources, references, options)
+    for fault in faults:
+        logger.warning(f"Warning: {name}: {fault}")
     return (
         TestScore(
             name=name,
@@ -107,10 +114,23 @@ def test_model(
             translations=f"{TRANSLATIONS}/{name}.{language}",
             dataset=[dict(corpus) for corpus in dataset],
             references=len(references),
+            length_ratio=next(iter(scores.values())).length_ratio,
         ),
         texts,
         f"{name}: {', '.join(map(str, scores.values()))}",
     )
+
+
+def cut_references(
+    translator: Translator, sources: Sequence[Any], references: Sequence[Sequence[str]], options: DecodingOptions
+) -> Iterator[str]:
+    """Yield a sentence if the length limit of the search is below the number of tokens of references."""
+    codec, cut = translator.codec, 0
+    for source, reference in zip(sources, references[0], strict=True):
+        limit = options.max_length_factor * len(codec.encode_source(source)) + options.max_length_extra
+        cut += bool(reference.strip()) and len(codec.target_ids(reference, "reference").ids) > limit
+    if cut:
+        yield f"{cut} of {len(sources)} references are longer than max_length_factor and max_length_extra allow."
 
 
 test_model.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
@@ -153,7 +173,10 @@ def evaluate(trainer: Any, dataset: Dataset) -> dict[str, float]:
     loss = token_loss(trainer, model, dataset)
     metrics = {"loss": loss, "perplexity": math.exp(min(loss, 50.0))}
     if trainer.args.bleu_samples > 0 and "target" in dataset.column_names:
-        metrics |= {name: score.score for name, score in sample_scores(trainer, dataset).items()}
+        scores = sample_scores(trainer, dataset)
+        metrics |= {name: score.score for name, score in scores.items()}
+        if (ratio := next(iter(scores.values())).length_ratio) is not None:
+            metrics["length_ratio"] = ratio
     return metrics
 
 
