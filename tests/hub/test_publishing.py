@@ -540,7 +540,8 @@ def test_two_tests_at_once_keep_both_scores(tmp_path, monkeypatch):
 
     model = SimpleNamespace(config=SimpleNamespace(model_type="nmt_transformer"), num_parameters=lambda: 7)
     languages = SimpleNamespace(named_codes=lambda side, task: [])
-    codec = SimpleNamespace(languages=languages)
+    tokens = SimpleNamespace(ids=[1, 2])
+    codec = SimpleNamespace(languages=languages, encode_source=lambda text: [1], target_ids=lambda text, place: tokens)
     translator = SimpleNamespace(
         model=model, translate=translate, source_langs=[], target_langs=[], codec=codec, task=None
     )
