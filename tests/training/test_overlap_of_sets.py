@@ -24,6 +24,8 @@ def test_sentences_of_the_training_text_are_counted(tmp_path, corpus, caplog):
         test={"unseen": sets["test"]},
     )
     folder = train(recipe, tmp_path / "run")
+    said = caplog.text
+    assert "test.unseen is the validation set" in said and "2 sentences are in the training text" in said
     evidence = Evidence.load(folder)
     (score,) = evidence.tests
     assert score.seen == 2 and set(score.clean_scores) == {"bleu"} and score.length_ratio is not None

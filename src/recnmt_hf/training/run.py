@@ -142,6 +142,9 @@ class Run:
         count = f"{self.processes.count} process" + "es" * (self.processes.count > 1)
         pairs = f"{len(inputs.train)} training pairs, {len(inputs.validation)} validation pairs"
         logger.info(f"{pairs}; {count} on {self.processes.state.device}.")
+        for test in self.plan.tests:
+            if list(test.corpora) == list(self.plan.data.validation):
+                logger.warning(f"Warning: test.{test.name} is the validation set, on which checkpoints were chosen.")
         return inputs
 
     def remaining_stages(self, inputs: Inputs) -> list[tuple[Stage, Any]]:
