@@ -48,13 +48,19 @@ _OF_RUNS = re.compile(
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Exclude other runs from a folder, which is made if it does not exist. Reading stays possible."""
+    """Exclude other runs from a folder, which exists meanwhile. Reading stays possible."""
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    with lock(folder / LOCK, LOCK_PATIENCE, folder) as unsupported:
-        if unsupported is not None:
-            remedy = f"Make sure that no other run writes into {folder}."
-            logger.info(f"{folder / LOCK} cannot be locked ({unsupported.strerror}). {remedy}")
-        yield
+    try:
+        with lock(folder / LOCK, LOCK_PATIENCE, folder) as unsupported:
+            if unsupported is not None:
+                remedy = f"Make sure that no other run writes into {folder}."
+                logger.info(f"{folder / LOCK} cannot be locked ({unsupported.strerror}). {remedy}")
+            yield
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def mapping_in(path: Path) -> dict[str, Any]:
