@@ -342,17 +342,15 @@ def test_languages(tokenizers, tmp_path):
 
 def test_duplicates_of_two_languages(tokenizers, tmp_path):
     """The same source is no duplicate where tags ask for two languages."""
-    text, *targets = "the dog sleeps\n", "der Hund schläft\n", "le chien dort\n"
-    for name, content in (("a.en", text), ("a.de", targets[0]), ("b.en", text), ("b.fr", targets[1])):
-        (tmp_path / name).write_text(content)
-    plain = Corpus(source=tmp_path / "a.en", target=tmp_path / "a.de")
-    manifest = prepare_shards([plain, plain], tokenizers, tmp_path / "out", settings(deduplicate="source"))
-    assert manifest["pairs"] == 1 and manifest["removed"] == {"duplicate": 1}
-    tagged = [
-        Corpus(source=tmp_path / "a.en", target=tmp_path / "a.de", source_tag=">>de<<"),
-        Corpus(source=tmp_path / "b.en", target=tmp_path / "b.fr", source_tag=">>fr<<"),
-    ]
-    assert prepare_shards(tagged, tokenizers, tmp_path / "tags", settings(deduplicate="source"))["pairs"] == 2
+    for name, text in (("a.en", "the dog sleeps\n"), ("a.de", "der Hund schläft\n"), ("b.fr", "le chien dort\n")):
+        (tmp_path / name).write_text(text)
+    for tags, count in (((None, None), 1), ((">>de<<", ">>fr<<"), 2)):
+        given = [
+            Corpus(source=tmp_path / "a.en", target=tmp_path / name, source_tag=tag)
+            for name, tag in zip(("a.de", "b.fr"), tags, strict=True)
+        ]
+        chosen = settings(deduplicate="source")
+        assert prepare_shards(given, tokenizers, tmp_path / f"out{count}", chosen)["pairs"] == count
 
 
 def test_unknown_tokens_are_counted_and_reported(tmp_path, caplog):

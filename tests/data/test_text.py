@@ -122,23 +122,21 @@ def test_damaged_files_are_named(tmp_path, reader, damage):
     assert str(place) in str(caught.value)
 
 
-def test_tsv(tmp_path):
-    path = write(tmp_path / "a.tsv", "One\tEins\nTwo\tZwei\n")
-    assert list(Corpus(tsv=path).pairs("en", "de")) == [SentencePair("One", "Eins"), SentencePair("Two", "Zwei")]
+def test_lines_of_other_formats(tmp_path):
+    pairs = [SentencePair("One", "Eins"), SentencePair("Two", "Zwei")]
+    path = write(tmp_path / "a.tsv", "\ufeffOne\tEins\nTwo\tZwei\n")
+    assert list(Corpus(tsv=path).pairs("en", "de")) == pairs
     write(tmp_path / "a.tsv", "One\tEins\nTwo\tZwei\tDrei\n")
     with rejects("2", "3", field=path):
         list(Corpus(tsv=path).pairs("en", "de"))
-
-
-def test_byte_order_marks(tmp_path):
-    (tmp_path / "a.en").write_bytes("\ufeffHello\n".encode())
-    assert next(read_parallel(tmp_path / "a.en", tmp_path / "a.en")).source == "Hello"
-
-
-def test_jsonl(tmp_path):
     lines = [{"translation": {"en": "One", "de": "Eins"}}, {"en": "Two", "de": "Zwei"}]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    assert list(Corpus(jsonl=path).pairs("de", "en")) == [SentencePair("Eins", "One"), SentencePair("Zwei", "Two")]
+    assert list(Corpus(jsonl=path).pairs("de", "en")) == [SentencePair(*pair[::-1]) for pair in pairs]
+    with rejects(field=path):
+        list(Corpus(jsonl=path).pairs("de", "de"))
+    write(tmp_path / "a.jsonl", json.dumps({"article": "Ein Text.", "title": "Text"}) + "\n")
+    corpus = Corpus(jsonl=path, source_column="article", target_column="title")
+    assert list(corpus.pairs("de", "de")) == [SentencePair("Ein Text.", "Text")]
 
 
 @pytest.fixture
@@ -340,14 +338,6 @@ def test_python_tokenizers_are_told_apart_by_what_they_do():
     batch = {"source": ["a </s>"], "target": ["<pad>"]}
     row = tokenize_pairs(batch, first, first)
     assert row["source_length"] == [7] and row["target_length"] == [6]
-
-
-def test_columns_of_json_lines(tmp_path):
-    path = write(tmp_path / "a.jsonl", json.dumps({"article": "Ein Text.", "title": "Text"}) + "\n")
-    corpus = Corpus(jsonl=path, source_column="article", target_column="title")
-    assert list(corpus.pairs("de", "de")) == [SentencePair("Ein Text.", "Text")]
-    with rejects(field=path):
-        list(Corpus(jsonl=path).pairs("de", "de"))
 
 
 def test_long_pairs_are_truncated_on_demand(tmp_path):

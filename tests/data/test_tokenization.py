@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 from user_errors import rejects
 
+from recnmt_hf.commands.main import main
 from recnmt_hf.data.tokenization import train_tokenizer
 
 
@@ -133,22 +134,10 @@ def test_an_alphabet_larger_than_the_vocabulary_is_cut():
         assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
 
 
-def test_command_and_recipe_choose_bytes(tmp_path):
-    from recnmt_hf.commands.main import main
-    from recnmt_hf.training.inputs import prepare_tokenizers
-    from recnmt_hf.training.plan import Plan
-    from recnmt_hf.training.recipe import Recipe
-
+def test_the_command_chooses_bytes(tmp_path):
     (tmp_path / "text").write_text("hello world\n" * 3)
     for option, known in (("--byte-fallback", True), ("--no-byte-fallback", False)):
         folder = str(tmp_path / option)
         assert main(["tokenizer", str(tmp_path / "text"), "-o", folder, "--vocab-size", "1000", option]) == 0
         tokenizer = AutoTokenizer.from_pretrained(folder)
         assert (tokenizer.unk_token_id not in tokenizer("Ж")["input_ids"]) == known
-    (tmp_path / "pairs").write_text("the dog sleeps\tder Hund schläft\n")
-    sides = {"source_lang": "en", "target_lang": "de", "train": [{"tsv": str(tmp_path / "pairs")}]}
-    for chosen, known in ((None, [False, False]), (True, [False, True])):
-        section = {"kind": "word", "target_kind": "bpe", "vocab_size": 400, "joint": False, "byte_fallback": chosen}
-        recipe = Recipe(data=sides, tokenizer=section)
-        pair = prepare_tokenizers(Plan.of(recipe).data, tmp_path / str(chosen))
-        assert [tokenizer.unk_token_id not in tokenizer("Ж")["input_ids"] for tokenizer in pair] == known
