@@ -12,7 +12,6 @@ from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference import search as search_module
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.search import ModelRows, best_continuations
-from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM
 from recnmt_hf.models.seq2seq_outputs import CACHE
 
 
@@ -217,25 +216,6 @@ def test_int8_steps_of_recurrent_decoders(tokenizer, corpus, family, decoder_typ
         for one in (model, quantized)
     ]
     assert scores[0] == pytest.approx(scores[1], rel=0.02) and scores[0] != scores[1]
-
-
-@pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("mask", [None, [[1, 1, 1, 1], [0, 1, 1, 0], [1, 0, 0, 0]]])
-def test_int8_inputs_of_ordered_neurons(bidirectional, mask):
-    """Each direction maps its inputs in int8, which changes the states a little."""
-    from recnmt_hf.inference.quantization import Int8Linear, quantize_model
-
-    torch.manual_seed(3)
-    layer = ONLSTM(2, 16, 12, bidirectional)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    quantized = quantize_model(layer)
-    assert [type(own) for own in quantized.input_layers] == [Int8Linear] * (1 + bidirectional)
-    inputs, mask = torch.randn(3, 4, 16), None if mask is None else torch.tensor(mask)
-    with torch.no_grad():
-        for found, expected in zip(quantized(inputs, mask), layer(inputs, mask), strict=True):
-            torch.testing.assert_close(found, expected, rtol=0.0, atol=0.03)
-            assert not torch.equal(found, expected)
 
 
 def test_int8_layers_do_not_overflow():

@@ -61,12 +61,7 @@ class MarianFile:
 
 
 def read_marian_file(path: str | Path) -> MarianFile:
-    """
-    Read a model of Marian, a `.npz` file or a binary file; the content decides which. No code in the file is run.
-
-    Raises:
-        UserError: The file is damaged or not a model, or has arrays of types that depend on the processor.
-    """
+    """Read a model of Marian, a `.npz` file or a binary file by its content. No code in the file is run."""
     with open_bytes(path) as file:
         content = read_bounded(file, str(path), most_bytes(2**30 if is_url(path) else Path(path).stat().st_size))
     arrays: dict[str, np.ndarray] = {}

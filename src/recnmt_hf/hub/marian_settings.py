@@ -98,21 +98,11 @@ FUNCTION: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """
-    Settings of a model, or of marian-decoder.
-
-    Args:
-        values (mapping): Names and values.
-        path (`str`): Their file.
-        ignored (set of `str`, *optional*): Names of further settings without effect.
-
-    Raises:
-        UserError: A setting is unknown, or has a value that is not supported.
-    """
+    """Settings of a model, or of marian-decoder; `UserError` for unknown ones and for values without support."""
 
     values: Mapping[str, Any]
-    path: str
-    ignored: Set[str] = frozenset()
+    path: str  # of their file
+    ignored: Set[str] = frozenset()  # names of further settings without effect
 
     def __post_init__(self) -> None:
         for name, value in sorted({**dict.fromkeys(REQUIRED), **self.values}.items()):

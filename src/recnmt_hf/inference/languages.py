@@ -71,13 +71,7 @@ class Direction:
 
 
 class Languages:
-    """
-    Languages of a model. This class is for models of one direction, or without names of languages.
-
-    Args:
-        tokenizers ([`~recnmt_hf.data.TokenizerPair`]): Tokenizers of the model.
-        model (`PreTrainedModel`): The model, or an object with its `config` and `generation_config`.
-    """
+    """Languages of a model. This class is for models of one direction, or without names of languages."""
 
     def __init__(self, tokenizers: TokenizerPair, model: Any):
         self.tokenizers, self.model = tokenizers, model

@@ -24,19 +24,11 @@ from ..options import (
 )
 
 
-# Arguments of `generate` that the translator sets, with the option for those that an option controls.
+# Arguments of `generate` that the translator sets, most of them from its own options.
 SET_BY_TRANSLATOR = {
-    "num_beams": "beams",
-    "num_return_sequences": "num_hypotheses",
-    "length_penalty": "length_penalty and length_penalty_type",
-    "max_length": "max_length_factor and max_length_extra",
-    "max_new_tokens": "max_length_extra (with max_length_factor=0)",
-    "output_attentions": "alignments",
-    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), "translator"),
-    **dict.fromkeys(
-        ("return_dict_in_generate", "output_scores", "output_logits", "output_hidden_states"), "translator"
-    ),
-    "prefill_chunk_size": "translator",
+    *("num_beams", "num_return_sequences", "length_penalty", "max_length", "max_new_tokens", "output_attentions"),
+    *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "return_dict_in_generate"),
+    *("output_scores", "output_logits", "output_hidden_states", "prefill_chunk_size"),
 }
 # transformers' names of options, in Python.
 ALIASES = {
@@ -203,18 +195,15 @@ def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
     settings = dict(settings)
     for name, value in settings.items():
         if name in SET_BY_TRANSLATOR:
-            raise UserError(f"generate.{name} is set by: {SET_BY_TRANSLATOR[name]}.", field=f"generate.{name}")
+            raise UserError(f"generate.{name} is set by the translator and its options.", field=f"generate.{name}")
         if name not in PYTHON_ARGUMENTS and name not in names_of_generate():
-            raise unknown_option(f"generate.{name}", names_of_generate() - set(SET_BY_TRANSLATOR))
+            raise unknown_option(f"generate.{name}", names_of_generate() - SET_BY_TRANSLATOR)
         if name in GENERATE_VALUES:
             check_value(f"generate.{name}", value, GENERATE_VALUES[name], Range(least=0))
         if name in GENERATE_FLOATS and type(value) is int:
             settings[name] = float(value)
     values = {name: value for name, value in settings.items() if name not in PYTHON_ARGUMENTS}
-    try:
-        GenerationConfig(**values, num_beams=beams).validate(strict=True)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise UserError(f"generate: {error}", field="generate") from error
+    GenerationConfig(**values, num_beams=beams).validate(strict=True)
     return settings
 
 

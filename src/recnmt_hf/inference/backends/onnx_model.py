@@ -36,13 +36,13 @@ def load_onnx_runtime() -> Any:
 
 def resolve_provider_device(runtime: Any, device: str | torch.device | None) -> torch.device:
     """Return a device that ONNX Runtime has, or raise `UserError`."""
-    has_cuda = PROVIDERS["cuda"] in runtime.get_available_providers()
-    if device is None:
-        return torch.device("cuda" if has_cuda and torch.cuda.is_available() else "cpu")
+    available = runtime.get_available_providers()
     resolved = resolve_device(device)
-    if PROVIDERS.get(resolved.type) not in runtime.get_available_providers():
-        raise UserError(f"ONNX Runtime has no {device}, only {runtime.get_available_providers()}.", field="device")
-    return resolved
+    if PROVIDERS.get(resolved.type) in available:
+        return resolved
+    if device is None:
+        return torch.device("cpu")
+    raise UserError(f"ONNX Runtime has no {device}, only {available}.", field="device")
 
 
 class OnnxCache:
@@ -100,13 +100,7 @@ class OnnxEncoder:
 class OnnxModel(PreTrainedModel, GenerationMixin):
     """
     Model of this package whose three graphs run in ONNX Runtime: the encoder, the decoder over given tokens, and one
-    step of the decoder with a cache. `generate` and teacher forcing work as with the model itself. It has no
-    attentions, gradients or weights.
-
-    Args:
-        path (`str` or `Path`): Folder that [`~recnmt_hf.hub.onnx_graphs.export_onnx`] wrote.
-        device (`str` or `torch.device`, *optional*): `"cpu"` or `"cuda"`; defaults to CUDA if torch and ONNX Runtime
-            have it.
+    step of the decoder with a cache. It has no attentions, gradients or weights.
     """
 
     main_input_name = "input_ids"
@@ -176,10 +170,7 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         dependency_relations: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """
-        Run the graphs on inputs as of the model itself; `ValueError` for other arguments. A source may have several
-        consecutive rows in `decoder_input_ids`; with a cache, these are the tokens after it.
-        """
+        """Run the graphs; a source may have several consecutive rows in `decoder_input_ids`, those after a cache."""
         if unsupported := sorted(name for name, value in kwargs.items() if value is not None and value is not False):
             raise UserError(f"{unsupported[0]} is not supported by a model in ONNX.", field=unsupported[0])
         assert decoder_input_ids is not None
