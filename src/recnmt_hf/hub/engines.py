@@ -134,6 +134,7 @@ def specification_of(model: Any, tokenizers: TokenizerPair) -> Any:
 
 
 def numbers(tensor: torch.Tensor) -> np.ndarray:
+    """Copy a tensor into an array of float32."""
     return tensor.detach().numpy().astype(np.float32, copy=True)
 
 
@@ -145,6 +146,7 @@ def set_linear(place: Any, *modules: Any) -> None:
 
 
 def set_norm(place: Any, module: Any) -> None:
+    """Set the weights of a layer norm."""
     place.gamma, place.beta = numbers(module.weight), numbers(module.bias)
 
 
