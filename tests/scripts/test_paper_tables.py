@@ -18,6 +18,7 @@ ROW_FILES = {
     "biarn_table_4": ("biarn_transformer", "multi30k_en_de_small_biarn", ["table 4", "table 3"]),
     "biarn_figure_5": ("biarn_transformer", "multi30k_en_de_small_biarn", ["figure 5"]),
     "biarn_negative_results": ("biarn_transformer", "multi30k_en_de_small_biarn", []),
+    "multi30k_4096": ("rnmt", "multi30k_en_de_small_rnmt", []),
     "gcn_multi30k": ("gcn_rnmt", "multi30k_en_de_small_gcn", []),
     "gret_table_3": ("gret", "multi30k_en_de_small_gret", ["table 3"]),
     "onlstm_tables_1_2": ("onlstm_transformer", "multi30k_en_de_small_onlstm", ["tables 1 and 2", "table 1"]),
