@@ -13,7 +13,7 @@ from recnmt_hf import ONLSTMTransformerConfig
 from recnmt_hf.errors import UserError
 from recnmt_hf.options import DEFAULT, MOST_SEED, Range, check_options, given_fields, mapping, option, parse
 from recnmt_hf.training.recipe import NAME_OF_A_TEST_SET
-from recnmt_hf.training.recipe_yaml import content_of, dump_yaml
+from recnmt_hf.training.recipe_yaml import apply_overrides, dump_yaml, read_recipe
 
 
 @dataclass
@@ -115,7 +115,7 @@ class LogicRecipe:
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> LogicRecipe:
         """Load a recipe as `recnmt_hf.Recipe.from_file` does."""
         known = {entry.name for entry in fields(cls)}
-        return cls(**given_fields(content_of(Path(path), overrides), known))
+        return cls(**given_fields(apply_overrides(read_recipe(Path(path)), overrides), known))
 
     def alone(self, name: str) -> str:
         """Return the parts of the recipe that a resumed run must not change, as YAML: data, training and its model."""

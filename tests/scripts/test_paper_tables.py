@@ -6,8 +6,7 @@ from sweep import CellResult, cells_of, paper_table_of, read_rows, table_of, wit
 from user_errors import rejects
 
 from recnmt_hf.families import FAMILIES
-from recnmt_hf.training.checks import model_on_meta
-from recnmt_hf.training.plan import Plan
+from recnmt_hf.training.plan import Plan, model_on_meta
 from recnmt_hf.training.recipe import Recipe
 
 

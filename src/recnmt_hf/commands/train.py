@@ -40,8 +40,7 @@ def run(args: argparse.Namespace) -> None:
     from accelerate import PartialState
 
     from ..hub.card import write_card
-    from ..training.checks import dry_run, model_on_meta
-    from ..training.plan import Plan
+    from ..training.plan import Plan, dry_run, model_on_meta
     from ..training.recipe import Recipe
     from ..training.run import train
 

@@ -18,7 +18,7 @@ from ..options import DEFAULT, check_value, given_fields, mapping, parse, stated
 from .building import ModelSection
 from .guided_alignment import GuidedAlignment
 from .metrics import higher_is_better
-from .recipe_yaml import content_of, dump_yaml
+from .recipe_yaml import apply_overrides, dump_yaml, read_recipe
 from .sections import (
     NO_EFFECT,
     TRAINING_DEFAULTS,
@@ -131,7 +131,7 @@ class Recipe:
             FileNotFoundError: The file does not exist.
             UserError: The file is not a YAML mapping, an override has no `=`, or a value is not allowed.
         """
-        return cls(**given_fields(content_of(Path(path), overrides), SECTIONS))
+        return cls(**given_fields(apply_overrides(read_recipe(Path(path)), overrides), SECTIONS))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as a mapping with all defaults, as YAML has it."""

@@ -86,11 +86,6 @@ def dump_yaml(content: Any) -> str:
 LENGTHS = {"training.max_steps": "num_train_epochs", "training.num_train_epochs": "max_steps"}
 
 
-def content_of(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Read a recipe's file and apply overrides; see [`~recnmt_hf.training.recipe.Recipe.from_file`]."""
-    return apply_overrides(read_recipe(path), overrides)
-
-
 def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Set the fields `section.field=value` of a recipe's content, which is changed and returned."""
     for override in overrides:

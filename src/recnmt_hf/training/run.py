@@ -37,7 +37,6 @@ from .checkpoints import (
     state_of,
     steps_of,
 )
-from .checks import dry_run
 from .finishing import finish
 from .inputs import Inputs, delete_tokenizers, prepare_inputs
 from .output_folder import (
@@ -51,7 +50,7 @@ from .output_folder import (
     mapping_in,
     remove_leftovers,
 )
-from .plan import Plan, Stage, identity_of, values_of
+from .plan import Plan, Stage, dry_run, identity_of, values_of
 from .processes import Processes, logger, progress_bars_on_terminals, settings_of_one_run
 from .recipe import TRAINING_OPTIONS, Recipe, check_planned_steps
 from .trainer import TranslationTrainer

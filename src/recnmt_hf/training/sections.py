@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
@@ -12,7 +12,6 @@ import torch
 from .._loading_errors import folder_of_model
 from ..data.corpora import Corpus, parse_corpora
 from ..data.filters import KEYS_OF_DUPLICATES
-from ..data.shard_blocks import ShardSettings
 from ..data.tags import check_tags
 from ..data.text import ON_EMPTY, ON_LONG
 from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES
@@ -109,11 +108,6 @@ class DataSection:
         for name in ("train", "validation"):
             for number, corpus in enumerate(getattr(self, name)):
                 corpus.check_single_target(f"{name}[{number}]")
-
-    @property
-    def shard_settings(self) -> ShardSettings:
-        """Settings of `recnmt prepare`."""
-        return ShardSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ShardSettings)})
 
 
 @documented
