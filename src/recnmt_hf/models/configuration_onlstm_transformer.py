@@ -35,10 +35,7 @@ SHARES = {"tiny": 3, "small": 2, "base": 1, "big": 1}
 
 
 def presets_of_encoders() -> dict[str, dict[str, Any]]:
-    """
-    `"base"` etc. with the proposed encoder, the hybrid with its short-cut, `"base_lstm"` etc. with each one, and
-    `"logic_lstm"` etc. of logical inference.
-    """
+    """Return `"base"` etc. with the proposed encoder, `"base_lstm"` etc. with each one, and `"logic_lstm"` etc."""
     presets = {}
     for preset, fields in TransformerConfig.presets.items():
         for name, counts in ENCODERS.items():

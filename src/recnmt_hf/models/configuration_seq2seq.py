@@ -47,10 +47,7 @@ def assign_field(config: PreTrainedConfig, name: str, value: Any) -> None:
 
 
 def strict_config(kind: type[T]) -> type[T]:
-    """
-    Apply huggingface_hub's `strict`, which checks types and ranges; errors are `UserError`s. The code of a family's
-    configuration is saved with it.
-    """
+    """Let `strict` check types and ranges, with `UserError`s, and save the code of a family's configuration with it."""
     strict(kind)
     kind.__setattr__ = assign_field  # type: ignore[assignment, method-assign]
     if vars(kind).get("model_type"):

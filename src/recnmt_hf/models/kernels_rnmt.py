@@ -488,10 +488,7 @@ class AttentionalSteps(CustomGradient):
 
 
 class AttentionGradients:
-    """
-    Gradients of additive attention ([`attend`]) that is applied to `values` in several steps, summed over the steps.
-    The energies are computed again.
-    """
+    """Gradients of additive attention ([`attend`]) to `values`, summed over steps; the energies are computed again."""
 
     def __init__(self, keys: Tensor, values: Tensor, score: Tensor):
         self.keys, self.score = keys, score

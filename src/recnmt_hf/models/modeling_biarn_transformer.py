@@ -480,9 +480,7 @@ class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):
 class BiARNTransformerForConditionalGeneration(
     BiARNTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
 ):
-    """
-    The Transformer with a recurrence encoder and its output layer: `generate` translates, `labels` train.
-    """
+    """The Transformer with a recurrence encoder and its output layer: `generate` translates, `labels` train."""
 
     model_class = BiARNTransformerModel
 

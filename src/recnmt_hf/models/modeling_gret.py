@@ -302,9 +302,7 @@ class GRETModel(GRETPreTrainedModel, Seq2SeqModelBase):
 
 
 class GRETForConditionalGeneration(GRETPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
-    """
-    The Transformer with a global representation and its output layer: `generate` translates, `labels` train.
-    """
+    """The Transformer with a global representation and its output layer: `generate` translates, `labels` train."""
 
     model_class = GRETModel
 

@@ -151,9 +151,7 @@ class NMTTransformerModel(NMTTransformerPreTrainedModel, Seq2SeqModelBase):
 class NMTTransformerForConditionalGeneration(
     NMTTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
 ):
-    """
-    The Transformer with its output layer: `generate` translates, `labels` train.
-    """
+    """The Transformer with its output layer: `generate` translates, `labels` train."""
 
     model_class = NMTTransformerModel
 

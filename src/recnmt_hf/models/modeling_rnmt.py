@@ -575,9 +575,7 @@ class RNMTModel(RNMTPreTrainedModel, Seq2SeqModelBase):
 
 
 class RNMTForConditionalGeneration(RNMTPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
-    """
-    RNNsearch, RNNsearch* or RNMT with its output matrix: `generate` translates, `labels` train.
-    """
+    """RNNsearch, RNNsearch* or RNMT with its output matrix: `generate` translates, `labels` train."""
 
     model_class = RNMTModel
 

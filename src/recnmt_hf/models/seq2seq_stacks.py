@@ -108,10 +108,7 @@ def check_length(length: int, limit: int) -> None:
 
 
 class TokenAndPositionInput(nn.Module):
-    """
-    Adds positions of the type `position_kind` and width `channels` to embeddings, with dropout (Vaswani et al., 2017,
-    section 3.5).
-    """
+    """Adds positions `position_kind` of width `channels` to embeddings, with dropout (Vaswani et al., 2017, 3.5)."""
 
     def __init__(self, config: Seq2SeqConfig, position_kind: str, channels: int | None = None):
         super().__init__()

@@ -76,10 +76,7 @@ class PairClassifier(nn.Module):
 
 
 class SequencePairClassification(Seq2SeqPreTrainedModel):
-    """
-    An encoder without a decoder, and a [`PairClassifier`]. Both sentences pass the encoder in one batch. A subclass
-    sets `encoder_class`.
-    """
+    """An encoder (`encoder_class`), which reads both sentences in one batch, and a [`PairClassifier`]."""
 
     encoder_class: type[Seq2SeqEncoder]
     further_inputs = ("pair_input_ids",)
