@@ -102,18 +102,17 @@ class Messages(nn.Module):
         `(batch_size, source_length, K)`, 0 without an edge. Without `edges`, return the words' messages to themselves.
         """
         wide = wide_type(states.dtype)
-        gates: Any = None if edges is None else edges.exists.to(wide)
         own: Any = project(self.proj, states).to(wide) + self.bias if edges is None else None
+        gates: Any = None if edges is None else edges.exists.to(wide)
         if self.gate_proj is not None and self.gate_bias is not None:
             logits = self.gate_proj(states)[:, :, 0].to(wide)
-            bias: Tensor = self.gate_bias
             if edges is None:
-                gates = torch.sigmoid(logits + bias)
+                gates = torch.sigmoid(logits + self.gate_bias)
             else:
                 # The sender decides: the dependent itself, or its head.
                 heads = edges.heads.flatten(1)
                 logits = logits[:, :, None] if to_heads else logits.gather(1, heads).view(gates.shape)
-                bias = bias if bias.shape[0] == 1 else bias[edges.relations]
+                bias = self.gate_bias if self.gate_bias.shape[0] == 1 else self.gate_bias[edges.relations]
                 gates = torch.sigmoid(logits + bias) * gates
         if edges is None:
             return own if gates is None else gates[:, :, None] * own, None

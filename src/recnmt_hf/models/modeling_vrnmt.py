@@ -227,18 +227,26 @@ class VRNMTRecurrence(DecoderRecurrence):
             rest = visible, state, token_mask, targets, noise, given
             states, weights, contexts, latents, kl = run_steps_reference(self, words, keys, *rest)
             return states, weights, self.read_out(states, words, self.readout.context_proj(contexts), latents), kl
-        network, keys, values = self.prior if targets is None else self.posterior, keys[:, 0], values[:, 0]
-        start, dtype = 3 * state.shape[-1], self.context_cell.weight_hh.dtype
+        keys, values, dtype = keys[:, 0], values[:, 0], self.context_cell.weight_hh.dtype
+        network = self.prior if targets is None else self.posterior
+        start = 3 * state.shape[-1]  # of the values that are read after the steps
         if given is not None:
-            network, noise, latents = None, None, torch.tanh(project(self.latent, given))
+            latents = torch.tanh(project(self.latent, given))
             inputs = project(self.latent_gates, latents).expand(-1, words.shape[1], -1)
+            network, noise = None, None
         else:
             inputs = self.word_part(network, words, targets)
             start += inputs.shape[-1]
-        of_steps = (None if part is None else part.transpose(0, 1).to(dtype) for part in (inputs, noise))
-        latent = *of_steps, *LatentWeights.of(self, network, draws=noise is not None)
-        sources = keys, values[..., :start], visible, state, token_mask
-        states, attention, *results = run_steps(self, words, *sources, *latent, further=LatentPart, run=latent_states)
+        states, attention, *results = run_steps(
+            self,
+            words,
+            *(keys, values[..., :start], visible, state, token_mask),
+            inputs.transpose(0, 1).to(dtype),
+            None if noise is None else noise.transpose(0, 1).to(dtype),
+            *LatentWeights.of(self, network, draws=noise is not None),
+            further=LatentPart,
+            run=latent_states,
+        )
         # What is read from the annotations after the steps, from weights in rows of their source.
         grouped = attention[:, 0].reshape(keys.shape[0], -1, keys.shape[1])
         reads = torch.matmul(grouped.to(values.dtype), values[..., start:]).view(*words.shape[:2], -1)
