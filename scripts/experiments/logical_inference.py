@@ -22,6 +22,7 @@ import torch
 from datasets import Dataset
 from logic import MAX_OPERATORS, RELATIONS, WORDS, LogicPair, generate_logic, read_logic
 from logic_recipe import LogicRecipe
+from sweep import write_results
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
@@ -39,7 +40,7 @@ from recnmt_hf import ONLSTMTransformerForSequencePairClassification
 from recnmt_hf.analysis.plots import QUANTITIES, check_picture, line_panels
 from recnmt_hf.commands.arguments import PICTURE_HELP, Parser, add_recipe_arguments
 from recnmt_hf.data.files import open_output, reject_model_folder, remove
-from recnmt_hf.data.text import tsv, write_results
+from recnmt_hf.data.text import tsv
 from recnmt_hf.data.tokenization import END, PAD, SPECIAL_TOKENS, UNKNOWN
 from recnmt_hf.errors import UserError
 from recnmt_hf.inference.devices import keep_freed_memory

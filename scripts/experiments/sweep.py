@@ -16,7 +16,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from recnmt_hf.analysis import look, plots
 from recnmt_hf.analysis.plots import QUANTITIES, check_picture
 from recnmt_hf.commands.arguments import PICTURE_HELP, Parser, add_recipe_arguments, whole
 from recnmt_hf.data.corpora import load_test_set
-from recnmt_hf.data.files import reject_model_folder
-from recnmt_hf.data.text import read_lines, tsv, write_results
+from recnmt_hf.data.files import open_output, reject_model_folder
+from recnmt_hf.data.text import read_lines, tsv
 from recnmt_hf.errors import MissingFileError, UserError
 from recnmt_hf.families import FAMILIES, PaperTable
 from recnmt_hf.models.user_errors import masked
@@ -52,6 +52,14 @@ PRESET = "model.preset"
 # Characters that are replaced in names of folders.
 UNSAFE_CHARACTERS = re.compile(r"[^\w.=,+-]+")
 MAX_RUNS = 1000
+
+
+def write_results(results: Sequence[Any], table: Sequence[Sequence[str]], path: Path) -> None:
+    """Write the objects of a dataclass to `path`, a JSON file, and their table to the TSV file beside it."""
+    with open_output(path) as file:
+        json.dump([asdict(result) for result in results], file, indent=1, ensure_ascii=False)
+    with open_output(path.with_suffix(".tsv")) as file:
+        file.write(tsv(table))
 
 
 def paper_table_of(systems: Sequence[str], size: str | None = None) -> PaperTable | None:

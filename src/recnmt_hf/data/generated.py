@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..errors import UserError
 from . import generated_lexicon as lexicon
-from .generated_lexicon import Determiner, Noun, Verb
+from .generated_lexicon import Noun, Verb
 
 
 # Probability of a relative, complement or adverbial clause if the depth allows one.
@@ -64,37 +64,6 @@ class Predicate(NamedTuple):
         return f"{start} {self.middle} {self.bracket} {self.complement}"
 
 
-def adjective_ending(declension: str, case: str, form: str) -> str:
-    """Return the ending after a der-word (weak), an ein-word (mixed) or nothing (strong); `form` is m, f, n or pl."""
-    if declension == "strong":
-        return "en" if case == "dat" else "e"
-    if form == "pl" or case == "dat" or (case == "acc" and form == "m"):
-        return "en"
-    return {"m": "er", "f": "e", "n": "es"}[form] if declension == "mixed" else "e"
-
-
-def noun_phrase(
-    noun: Noun,
-    plural: bool,
-    determiner: Determiner,
-    adjective: tuple[str, str] | None = None,
-    relative: Pair | None = None,
-) -> NounPhrase:
-    """Build a noun phrase; `relative` is a relative clause whose depth includes itself."""
-    relative = relative or Pair("", "", 0)
-    article = determiner.plural if plural else determiner.singular
-    english = f"{adjective[0] if adjective else ''} {noun.en_plural if plural else noun.en}".strip()
-    if article == "a" and english[0] in "aeiou":
-        article = "an"
-    form = "pl" if plural else noun.gender
-    german = {}
-    for case, endings in determiner.endings.items():
-        ending = adjective_ending(determiner.declension, case, form)
-        adjective_word = adjective[1] + ending if adjective else ""
-        german[case] = f"{determiner.stem}{endings[form]} {adjective_word} {noun.german(plural, case)} {relative.de}"
-    return NounPhrase(f"{article} {english} {relative.en}", german, "pl" if plural else "sg", 3, relative.depth)
-
-
 def copula(subject: NounPhrase, past: bool, adjective: tuple[str, str], negated: bool) -> Predicate:
     """Build a predicate with an adjective."""
     plain = subject.number if past or subject.number == "pl" else f"sg {subject.person}"
@@ -138,40 +107,6 @@ def predicate(
     )
 
 
-def join_clause(
-    subject: NounPhrase,
-    predicates: list[Predicate],
-    order: str = "second",
-    adverb: tuple[str, str] | None = None,
-    subordinate: Pair | None = None,
-    fronted: bool = False,
-) -> Pair:
-    """Build a clause; a subordinate clause includes its conjunction and is in front or at the end."""
-    if adverb or fronted:
-        order = "inverted"
-    english = f"{subject.en} {' and '.join(part.en for part in predicates)}"
-    german = predicates[0].german(order, subject.de["nom"])
-    for part in predicates[1:]:  # shared subject: the verb is first in its part, or last
-        german += f" und {part.german('final' if order == 'final' else 'second')}"
-    depth = max(subject.depth, *(part.depth for part in predicates))
-    if adverb:
-        english, german = f"{adverb[0]} , {english}", f"{adverb[1]} {german}"
-    if subordinate and fronted:
-        english, german = f"{subordinate.en} , {english}", f"{subordinate.de} , {german}"
-    elif subordinate:
-        english, german = f"{english} {subordinate.en}", f"{german} , {subordinate.de}"
-    return Pair(english, german, max(depth, 1 + subordinate.depth if subordinate else 0))
-
-
-def relative_clause(head: Noun, plural: bool, case: str, subject: NounPhrase, part: Predicate) -> Pair:
-    """Build a relative clause, with its pronoun in a German case."""
-    english = "who" if case == "nom" and head.kind == "person" else "that"
-    form = "pl" if plural else head.gender
-    pronoun = "denen" if (case, form) == ("dat", "pl") else "d" + lexicon.ENDINGS["definite"][case][form]
-    german = f", {pronoun} {part.german('final', subject.de['nom'])} ,"
-    return Pair(f"{english} {subject.en} {part.en}", german, 1 + max(part.depth, subject.depth))
-
-
 def write(words: str) -> str:
     """Write a sentence: one comma where several meet, none before the full stop, first letter upper-case."""
     tokens: list[str] = []
@@ -211,23 +146,35 @@ class Grammar:
         determiner = self.choice([*choices, lexicon.BARE_PLURAL] if plural else choices)
         adjective = self.choice(lexicon.ADJECTIVES) if self.chance(0.35) else None
         has_relative = depth > 0 and self.chance(EMBEDDING)
-        relative = self.relative_clause(depth - 1, noun, plural) if has_relative else None
-        return noun_phrase(noun, plural, determiner, adjective, relative)
+        relative = self.relative_clause(depth - 1, noun, plural) if has_relative else Pair("", "", 0)
+        article = determiner.plural if plural else determiner.singular
+        english = f"{adjective[0] if adjective else ''} {noun.en_plural if plural else noun.en}".strip()
+        if article == "a" and english[0] in "aeiou":
+            article = "an"
+        form, german = "pl" if plural else noun.gender, {}
+        for case, endings in determiner.endings.items():
+            word = adjective[1] + determiner.adjective_ending(case, form) if adjective else ""
+            german[case] = f"{determiner.stem}{endings[form]} {word} {noun.german(plural, case)} {relative.de}"
+        return NounPhrase(f"{article} {english} {relative.en}", german, "pl" if plural else "sg", 3, relative.depth)
 
     def relative_clause(self, depth: int, head: Noun, plural: bool) -> Pair:
-        """Draw a relative clause in which the head is the subject or the object."""
+        """Draw a relative clause, with its depth, in which the head is the subject or the object."""
         if head.kind != "thing" and self.chance(0.5):
-            acting = NounPhrase("", {"nom": ""}, "pl" if plural else "sg")
-            part = self.verb_phrase(acting, depth, self.chance(0.5), complement=False)
-            return relative_clause(head, plural, "nom", acting, part)
-        subject = self.noun_phrase(depth, ("person",), subject=True)
-        verb, past, negated = self.choice(lexicon.TRANSITIVE), self.chance(0.5), self.chance(0.1)
-        # "that the boy looks at": the object's place is empty, so verbs with a particle after the object are excluded
-        while verb.en_particle or (head.kind == "thing" and verb.needs_living_object):
-            verb = self.choice(lexicon.TRANSITIVE)
-        modal = self.choice(lexicon.MODALS) if not negated and self.chance(0.15) else None
-        part = predicate(subject, verb, past, modal=modal, negated=negated)
-        return relative_clause(head, plural, verb.case, subject, part)
+            case, subject = "nom", NounPhrase("", {"nom": ""}, "pl" if plural else "sg")
+            part = self.verb_phrase(subject, depth, self.chance(0.5), complement=False)
+        else:
+            subject = self.noun_phrase(depth, ("person",), subject=True)
+            verb, past, negated = self.choice(lexicon.TRANSITIVE), self.chance(0.5), self.chance(0.1)
+            # "that the boy looks at": the object's place is empty, so a particle cannot follow the object.
+            while verb.en_particle or (head.kind == "thing" and verb.needs_living_object):
+                verb = self.choice(lexicon.TRANSITIVE)
+            modal = self.choice(lexicon.MODALS) if not negated and self.chance(0.15) else None
+            case, part = verb.case, predicate(subject, verb, past, modal=modal, negated=negated)
+        english = "who" if case == "nom" and head.kind == "person" else "that"
+        form = "pl" if plural else head.gender
+        pronoun = "denen" if (case, form) == ("dat", "pl") else "d" + lexicon.ENDINGS["definite"][case][form]
+        german = f", {pronoun} {part.german('final', subject.de['nom'])} ,"
+        return Pair(f"{english} {subject.en} {part.en}", german, 1 + max(part.depth, subject.depth))
 
     def verb_phrase(self, subject: NounPhrase, depth: int, past: bool, complement: bool = True) -> Predicate:
         """Draw a predicate: with an adjective, a complement clause (if allowed), or with or without object."""
@@ -260,19 +207,34 @@ class Grammar:
         return f"{english} {phrase.en}", f"{german} {phrase.de[case]}"
 
     def clause(self, depth: int, order: str = "second", adjuncts: bool = True) -> Pair:
-        """Draw a clause; `adjuncts` allows an adverb or a subordinate clause."""
+        """Draw a clause; `adjuncts` allows an adverb, or a subordinate clause in front or at the end."""
         subject = self.noun_phrase(depth, ("person", "animal"), subject=True)
         past = self.chance(0.5)
         predicates = [self.verb_phrase(subject, depth, past)]
         if predicates[0].depth == 0 and self.chance(0.12):  # otherwise the second verb could belong to either clause
             predicates.append(self.verb_phrase(subject, 0, past, complement=False))
+        adverb, below, is_fronted = None, None, False
         if adjuncts and depth > 0 and not predicates[-1].complement and self.chance(0.4 * EMBEDDING):
-            english, german = self.choice(lexicon.CONJUNCTIONS)
+            conjunction = self.choice(lexicon.CONJUNCTIONS)
             below = self.clause(depth - 1, "final", adjuncts=False)
-            below = Pair(f"{english} {below.en}", f"{german} {below.de}", below.depth)
-            return join_clause(subject, predicates, order, None, below, self.chance(0.5))
-        adverb = self.choice(lexicon.ADVERBS) if adjuncts and self.chance(0.2) else None
-        return join_clause(subject, predicates, order, adverb)
+            is_fronted = self.chance(0.5)
+        elif adjuncts and self.chance(0.2):
+            adverb = self.choice(lexicon.ADVERBS)
+        english = f"{subject.en} {' and '.join(part.en for part in predicates)}"
+        german = predicates[0].german("inverted" if adverb or is_fronted else order, subject.de["nom"])
+        for part in predicates[1:]:  # shared subject: the verb is first in its part, or last
+            german += f" und {part.german('final' if order == 'final' else 'second')}"
+        depth = max(subject.depth, *(part.depth for part in predicates))
+        if adverb:
+            english, german = f"{adverb[0]} , {english}", f"{adverb[1]} {german}"
+        if below is None:
+            return Pair(english, german, depth)
+        subordinate = f"{conjunction[0]} {below.en}", f"{conjunction[1]} {below.de}"
+        if is_fronted:
+            english, german = f"{subordinate[0]} , {english}", f"{subordinate[1]} , {german}"
+        else:
+            english, german = f"{english} {subordinate[0]}", f"{german} , {subordinate[1]}"
+        return Pair(english, german, max(depth, 1 + below.depth))
 
     def sentence(self, max_depth: int) -> Pair:
         """Draw a sentence of one main clause or two."""

@@ -69,6 +69,14 @@ class Determiner(NamedTuple):
     endings: dict[str, dict[str, str]]
     declension: str
 
+    def adjective_ending(self, case: str, form: str) -> str:
+        """Return the ending after a der-word (weak), an ein-word (mixed) or nothing (strong)."""
+        if self.declension == "strong":
+            return "en" if case == "dat" else "e"
+        if form == "pl" or case == "dat" or (case == "acc" and form == "m"):
+            return "en"
+        return {"m": "er", "f": "e", "n": "es"}[form] if self.declension == "mixed" else "e"
+
 
 LEXICON = yaml.safe_load(resources.files(__package__).joinpath("generated_lexicon.yaml").read_text(encoding="utf-8"))
 NOUNS, PLACES = ([Noun(*row) for row in LEXICON[kind]] for kind in ("nouns", "places"))

@@ -11,7 +11,6 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -46,14 +45,6 @@ MAX_LINE_BYTES = 2**24
 def tsv(rows: Iterable[Iterable[str]]) -> str:
     """Return rows as lines of tab-separated cells."""
     return "".join("\t".join(row) + "\n" for row in rows)
-
-
-def write_results(results: Iterable[Any], table: Iterable[Iterable[str]], path: Path) -> None:
-    """Write the objects of a dataclass to `path`, a JSON file, and their table to the TSV file beside it."""
-    with open_output(path) as file:
-        json.dump([asdict(result) for result in results], file, indent=1, ensure_ascii=False)
-    with open_output(path.with_suffix(".tsv")) as file:
-        file.write(tsv(table))
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
