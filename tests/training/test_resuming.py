@@ -71,7 +71,7 @@ def run(finished, tmp_path):
             ["training.label_smoothing_factor: 0.1 -> 0.2; training.max_tokens: 80 -> 99"],
         ),
         ("training", {"optim": "sgd"}, ["training.optim: 'adamw_torch"]),
-        ("training", {"gradient_accumulation_steps": 2}, ["gradient_accumulation_steps must stay 1, got 1 x 2"]),
+        ("training", {"gradient_accumulation_steps": 2}, ["must stay 1, got 1 x 2"]),
         ("data", {"train": [{"generated": "train", "size": 21}]}, ["20 sentence pairs before, 21 now"]),
         ("training", {"max_steps": 3}, ["is less than the 4 steps"]),
         ("data", {"max_source_length": 5}, ["20 sentence pairs before"]),

@@ -93,11 +93,6 @@ def faults_of(folder: str | Path, contents: bool = True, training_state: bool = 
     return faults + [f"{name} has changed since it was saved" for name in complete if current_sums[name] != sums[name]]
 
 
-def is_complete(folder: str | Path) -> bool:
-    """Return whether a checkpoint has a manifest, and its files have the sizes in it."""
-    return not faults_of(folder, contents=False)
-
-
 def numbered_in(run: str | Path) -> list[tuple[int, Path]]:
     """Return steps and folders of all checkpoints of a run, complete or not, oldest first."""
     matches = ((_CHECKPOINT.match(folder.name), folder) for folder in Path(run).glob("checkpoint-*"))
@@ -106,7 +101,7 @@ def numbered_in(run: str | Path) -> list[tuple[int, Path]]:
 
 def checkpoints_in(run: str | Path) -> list[tuple[int, Path]]:
     """Return steps and folders of the complete checkpoints of a run, oldest first."""
-    return [(step, folder) for step, folder in numbered_in(run) if is_complete(folder)]
+    return [(step, folder) for step, folder in numbered_in(run) if not faults_of(folder, contents=False)]
 
 
 def newest_checkpoint(run: str | Path) -> Path | None:

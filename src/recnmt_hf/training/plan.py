@@ -43,7 +43,7 @@ def training_fields(names: str) -> set[str]:
 
 
 # Fields that do not determine an update, so that a resumed run may change them. Data and batches are compared by what
-# was made of them (`resuming.RunRecord`).
+# was made of them (`run.record_of`).
 FREE = {"data.cache_dir", "data.num_proc", "data.train", "data.validation", "data.prepared"}
 FREE |= {f"data.{name}" for name in ShardSettings.__dataclass_fields__}
 FREE |= training_fields(" ".join(NO_EFFECT)) | training_fields("""

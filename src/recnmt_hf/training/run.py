@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,7 +159,7 @@ class Run:
             stages = stages[-1:]
 
         def check_and_record() -> None:
-            record = RunRecord.of(inputs, plan.arguments, self.processes)
+            record = record_of(inputs, plan.arguments, self.processes)
             if checkpoint is not None:
                 folders = [stage.arguments.folder for stage in plan.stages]
                 check_config(configs[folders.index(checkpoint.parent)], checkpoint)
@@ -169,7 +169,7 @@ class Run:
                         rotate_checkpoints(stage.arguments)  # a killed run may not have done so
             plan.save()
             with open_output(plan.output_dir / RECORD) as file:
-                json.dump(asdict(record), file, indent=1)
+                json.dump(record, file, indent=1)
             is_first = checkpoint is None and last.init_from is None and configs[-1].baseline() is not None
             if is_first and (reason := configs[-1].baseline_first):
                 logger.warning(f"Warning: {reason}. Set training.baseline_steps, or model.init_from to a baseline.")
@@ -247,35 +247,19 @@ RESTORE = "Restore it, or start again with --overwrite or in another folder."
 OF_DATA = {f"data.{name}" for name in ("train", "validation", *ShardSettings.__dataclass_fields__)}
 
 
-@dataclass
-class RunRecord:
-    """Circumstances of a run that its recipe does not contain."""
-
-    processes: int
-    accumulation: int  # batches of each process in an update
-    training_data: str  # digest of the prepared token ids
-    training_pairs: int
-    validation_data: str
-    validation_pairs: int
-    device: str  # "cpu", "cuda", ...
-    versions: dict[str, str] = field(
-        default_factory=lambda: {"torch": torch.__version__, "transformers": transformers.__version__}
-    )
-    precision: str | None = None  # of runs by older versions
-
-    @classmethod
-    def of(cls, inputs: Inputs, arguments: TranslationTrainingArguments, processes: Processes) -> RunRecord:
-        """Return the record of the present run."""
-        train, validation, device = inputs.train, inputs.validation, processes.state.device.type
-        data = digest_of(train), len(train), digest_of(validation), len(validation)
-        batches = processes.count, arguments.gradient_accumulation_steps
-        return cls(*batches, *data, device, precision=arguments.precision)
-
-    @classmethod
-    def load(cls, output_dir: Path) -> RunRecord | None:
-        """Load the record of an earlier run; `None` if there is none, as in runs of old versions."""
-        content = mapping_in(output_dir / RECORD)
-        return cls(**content) if content else None
+def record_of(inputs: Inputs, arguments: TranslationTrainingArguments, processes: Processes) -> dict[str, Any]:
+    """Return circumstances of a run that its recipe does not contain."""
+    return {
+        "processes": processes.count,
+        "accumulation": arguments.gradient_accumulation_steps,  # batches of each process in an update
+        "training_data": digest_of(inputs.train),
+        "training_pairs": len(inputs.train),
+        "validation_data": digest_of(inputs.validation),
+        "validation_pairs": len(inputs.validation),
+        "device": processes.state.device.type,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "precision": arguments.precision,
+    }
 
 
 def digest_of(data: Dataset | ShardedDataset) -> str:
@@ -320,7 +304,7 @@ def check_identity(plan: Plan, checkpoint: Path) -> None:
     old, new = values_of(settings), values_of(plan.settings)
     fixed = identity_of(settings, plan.compares_evaluations).keys() | plan.identity.keys()
     compared = old.keys() | new.keys()
-    if RunRecord.load(plan.output_dir) is None:  # of an old version, so that the prepared data is not known
+    if not mapping_in(plan.output_dir / RECORD):  # of an old version, so that the prepared data is not known
         fixed |= OF_DATA
     else:
         compared -= OF_DATA - fixed
@@ -341,33 +325,30 @@ def check_identity(plan: Plan, checkpoint: Path) -> None:
         )
 
 
-def check_record(new: RunRecord, plan: Plan, checkpoint: Path) -> None:
+def check_record(now: dict[str, Any], plan: Plan, checkpoint: Path) -> None:
     """
     Compare data and processes with those of the start, and log what changed. `UserError` for other data, or another
     product of processes and accumulated batches, which determines the tokens of an update.
     """
-    old = RunRecord.load(plan.output_dir)
-    if old is None:
+    before = mapping_in(plan.output_dir / RECORD)
+    if not before:  # of an old version
         return
     for name, matters in (("training", True), ("validation", plan.compares_evaluations)):
-        if getattr(old, f"{name}_data") != getattr(new, f"{name}_data"):
-            pairs = f"{getattr(old, f'{name}_pairs')} sentence pairs before, {getattr(new, f'{name}_pairs')} now"
+        if before[f"{name}_data"] != now[f"{name}_data"]:
+            pairs = f"{before[f'{name}_pairs']} sentence pairs before, {now[f'{name}_pairs']} now"
             if matters:
                 field = "data.train" if name == "training" else "data.validation"
                 raise UserError(f"The {name} data differs from that of {checkpoint} ({pairs}). {RESTORE}", field=field)
             logger.info(f"The {name} data changed ({pairs}): evaluations before and after are not comparable.")
-    batches = old.processes * old.accumulation
-    if batches != new.processes * new.accumulation:
-        raise UserError(
-            f"The batches per update differ from those of {checkpoint}: processes times gradient_accumulation_steps "
-            f"must stay {batches}, got {new.processes} x {new.accumulation}.",
-            field="training.gradient_accumulation_steps",
-        )
-    before = {**asdict(old), **old.versions, "precision": old.precision or new.precision}
-    now = {**asdict(new), **new.versions}
-    for name in ("processes", "device", "precision", *new.versions):
-        if before.get(name) != now[name]:
-            logger.info(f"{CHANGED}{name}: {before.get(name)} -> {now[name]}; the result may not be bit-identical.")
+    batches, field = before["processes"] * before["accumulation"], "training.gradient_accumulation_steps"
+    if batches != now["processes"] * now["accumulation"]:
+        got = f"{now['processes']} x {now['accumulation']}"
+        raise UserError(f"{field}: processes times accumulated batches must stay {batches}, got {got}.", field=field)
+    precision = before.get("precision") or now["precision"]  # old versions have none
+    old = {**before, **before["versions"], "precision": precision}
+    for name, value in {**now, **now["versions"]}.items():
+        if name in ("processes", "device", "precision", *now["versions"]) and old.get(name) != value:
+            logger.info(f"{CHANGED}{name}: {old.get(name)} -> {value}; the result may not be bit-identical.")
 
 
 def check_config(config: PreTrainedConfig, checkpoint: Path) -> None:
