@@ -119,9 +119,6 @@ def test_the_weights_of_a_folder_decide_what_is_tied(own, tmp_path):
     torch.testing.assert_close(again(**inputs, decoder_input_ids=target).logits, expected, atol=1e-5, rtol=0)
 
 
-NOT_REAL = (torch.int8, torch.int64, torch.bool, torch.complex64)
-
-
 def test_damaged_weights_are_refused(tmp_path):
     """transformers would fill them up with random numbers, and only report it."""
     MarianMTModel(MarianConfig(**BASE)).save_pretrained(tmp_path)
@@ -130,7 +127,6 @@ def test_damaged_weights_are_refused(tmp_path):
         {"model.encoder.layers.0.fc1.weight": None},
         {"model.encoder.layers.0.fc1.weight": torch.zeros(3, 3)},
         {"model.encoder.gate.weight": torch.zeros(3, 3)},
-        *({"model.encoder.layers.0.fc1.bias": torch.ones(48).to(kind)} for kind in NOT_REAL),
     ):
         changed = {name: tensor for name, tensor in {**weights, **change}.items() if tensor is not None}
         save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})

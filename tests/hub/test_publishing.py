@@ -371,7 +371,6 @@ def test_contents_are_checked_again(tmp_path):
         (lambda folder: cut(folder / "model.safetensors"), "model"),
         (lambda folder: reshape(folder / "model.safetensors"), "fc1.weight"),
         (lambda folder: pickled(folder), "model"),
-        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "Merge it"),
         (lambda folder: linked(folder / "translations/test.de"), "test.de is a symbolic link"),
         (lambda folder: linked(folder / "target_tokenizer/tokenizer.json"), "tokenizer.json is a symbolic link"),
         (lambda folder: linked(folder / "target_tokenizer"), "target_tokenizer is a symbolic link"),

@@ -264,7 +264,7 @@ def test_wrong_options_are_rejected():
         with pytest.raises(ValueError, match=next(iter(settings))):
             DecodingOptions(generate=settings)
     for options in ({"num_hypotheses": 5}, {"num_hypotheses": 5, "generate": {"do_sample": True}}):
-        with rejects(field="num_hypotheses"):
+        with pytest.raises(ValueError, match="num_return_sequences"):
             DecodingOptions(**options)
     with rejects(field="alignments"):
         DecodingOptions(alignments=True, on_long="split")
@@ -283,6 +283,4 @@ def test_wrong_texts_are_rejected(translator, sentences):
                 list(translator.translate(sentences[:2], prefixes=prefixes))
     with rejects(field="sentences"):
         next(translator.translate("a text"))
-    with rejects(field="Sentence 1"):
-        translator([" "], ["Der"])
-    assert translator([" "], [" "])[0].text == ""
+    assert translator([" ", " "], ["Der", " "])[0].text == ""

@@ -60,8 +60,6 @@ def write_checked_copy(
     size of a file of weights. No code of the folder is copied, and the copy refers to no other repository, so it can be
     loaded with `trust_remote_code=True`.
     """
-    if (folder / "adapter_config.json").is_file():
-        raise UserError(f"{folder} contains an adapter. Merge it (merge_and_unload) and save.", field=folder)
     model, tokenizers = load_checked(folder)
     if not type(model).__module__.startswith(("recnmt_hf.", "transformers.")):
         raise UserError(f"{folder} has the class {type(model).__qualname__}, which is not published.", field=folder)

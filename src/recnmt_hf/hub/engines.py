@@ -12,7 +12,6 @@ import torch
 
 from ..data.files import open_output_folder
 from ..data.tokenizer_pair import TokenizerPair
-from ..errors import UserError
 from ..inference.backends.ctranslate2_model import load_engine_package
 from ..inference.model_settings import ENGINE_SETTINGS
 from ..training.evidence import Evidence
@@ -153,7 +152,4 @@ def set_norm(place: Any, module: Any) -> None:
 def symbols_of(tokenizer: Any, rows: int) -> list[str]:
     """Return a name for each row of an embedding: the symbols of the tokenizer, and `<row N>` for rows beyond them."""
     symbols = {number: symbol for symbol, number in tokenizer.get_vocab().items()}
-    names = [symbols.get(number, f"<row {number}>") for number in range(rows)]
-    if len(set(names)) < rows:
-        raise UserError("Two rows of the embedding have the same name.")
-    return names
+    return [symbols.get(number, f"<row {number}>") for number in range(rows)]

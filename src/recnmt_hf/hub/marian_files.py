@@ -184,12 +184,9 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
         **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
 
     Raises:
-        UserError: Marian does not support the model or its tokenizers, the files are damaged, or the output has
-            another ending.
+        UserError: Marian does not support the model or its tokenizers, or the files are damaged.
     """
     output = Path(output)
-    if output.suffix != ".npz":
-        raise UserError(f"{output} does not end in .npz.", field=output)
     model, tokenizers = load_checked(source, **kwargs)
     check_function(model.config)
     pieces = pieces_of(tokenizers)

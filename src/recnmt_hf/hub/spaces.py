@@ -90,16 +90,9 @@ def prepare_space(
                 continue
             with explained_requests(model, token):
                 found = HfApi(token=token).model_info(model)
-            present = [sibling.rfilename for sibling in found.siblings or []]
-            if "config.json" not in present or not any(file.endswith(".safetensors") for file in present):
-                raise UserError(
-                    f"{model} has no config.json or no weights as safetensors. Pass a folder of `recnmt convert` or "
-                    "save_pretrained.",
-                    field=model,
-                )
             places[own] = (model, str(found.sha))
             names.append(f"[{model}](https://huggingface.co/{model})")
-            files += present
+            files += [sibling.rfilename for sibling in found.siblings or []]
         files += [file for file, _ in files_of(working)]
         (working / "app.py").write_text(APP, encoding="utf-8")
         (working / SPACE).write_text(json.dumps(places, indent=1, ensure_ascii=False), encoding="utf-8")

@@ -109,8 +109,6 @@ class Codec:
                     request.pieces.append(piece)
                     request.separators.append(space)
                     space = ""
-        if request.prefix and not request.pieces:
-            raise UserError(f"{place}: an empty sentence has no prefix {short_repr(prefix)}.", field=place)
         return request
 
     def is_summarizing(self, options: DecodingOptions) -> bool:
@@ -157,8 +155,7 @@ class Codec:
         """Return the tokens of a source, in which `</s>` and the like are text, with its tree if the model reads it."""
         direction, source = direction or self.direction(), Sentence.of(sentence)
         if source.tree is not None and self.reads_trees:
-            if self.trees is None:
-                raise UserError(f"relations.json of {self.model.name_or_path}, a model that reads trees, is missing.")
+            assert self.trees is not None, "relations.json of a model that reads trees is missing"
             return self.trees([source.tree])[0]
         ids = encode_text(self.tokenizers.source, direction.instruction + source.text, direction.frame is None)
         return Tokens(self.enclose(ids, direction))

@@ -51,11 +51,9 @@ def end_ids(model: Any) -> set[int]:
 
 
 def start_id(model: Any) -> int:
-    """Return the id of the decoder's first input token, by the rule of `generate`; `UserError` if there is none."""
-    for name in ("decoder_start_token_id", "bos_token_id"):
-        if (start := setting(model, name)) is not None:
-            return start
-    raise UserError("The model has no decoder_start_token_id in generation_config.json. Set it or target_lang.")
+    """Return the id of the decoder's first input token, by the rule of `generate`."""
+    start = setting(model, "decoder_start_token_id")
+    return setting(model, "bos_token_id") if start is None else start
 
 
 def complete_token_ids(model: Any) -> None:

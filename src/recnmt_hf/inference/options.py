@@ -135,10 +135,8 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         check_options(self)
         check_codes(self)
-        if self.generate:
-            self.generate = check_generate(self.generate, self.beams)
-        if self.num_hypotheses > self.beams and not (self.beams == 1 and self.generate.get("do_sample")):
-            raise UserError(f"num_hypotheses={self.num_hypotheses} exceeds beams={self.beams}.", field="num_hypotheses")
+        if self.generate or self.num_hypotheses > 1:
+            self.generate = check_generate(self.generate, self.beams, self.num_hypotheses)
         if self.alignments and self.on_long == "split":
             raise UserError(
                 "alignments=true is not supported with on_long=split, because each part has its own positions.",
@@ -188,8 +186,8 @@ def unknown_option(name: str, known: Iterable[str]) -> UserError:
     return UserError(f"There is no field {name}. Use {remedy}.", field=name)
 
 
-def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
-    """Return settings for `generate`, with some numbers as `float`; `UserError` for unknown and invalid ones."""
+def check_generate(settings: Mapping[str, Any], beams: int, num_hypotheses: int) -> dict[str, Any]:
+    """Return settings for `generate`, with some numbers as `float`; an error for unknown and invalid ones."""
     from transformers import GenerationConfig
 
     settings = dict(settings)
@@ -203,7 +201,7 @@ def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
         if name in GENERATE_FLOATS and type(value) is int:
             settings[name] = float(value)
     values = {name: value for name, value in settings.items() if name not in PYTHON_ARGUMENTS}
-    GenerationConfig(**values, num_beams=beams).validate(strict=True)
+    GenerationConfig(**values, num_beams=beams, num_return_sequences=num_hypotheses).validate(strict=True)
     return settings
 
 

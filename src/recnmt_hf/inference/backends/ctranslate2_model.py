@@ -114,8 +114,6 @@ class CTranslate2Backend(TranslatesOnly):
     def engine_arguments(self, options: DecodingOptions, max_length: int) -> dict[str, Any]:
         """Return the engine's arguments for those of `generate` and for the model's settings."""
         samples, config = options.generate.get("do_sample", False), self.model.generation_config
-        if others := sorted(FOR_GENERATE_ALONE & set(unusual_settings(config))):
-            raise UserError(f"{others[0]} in generation_config.json is not supported by CTranslate2.")
         names = {*ENGINE_ARGUMENTS, *FORBIDDING, *(SAMPLING_ARGUMENTS if samples else ())}
         settings: dict[str, Any] = {name: getattr(config, name, None) for name in names}
         if settings["min_new_tokens"] is None and (least := getattr(config, "min_length", None)):
@@ -123,8 +121,9 @@ class CTranslate2Backend(TranslatesOnly):
         settings |= {name: value for name, value in options.generate.items() if name != "do_sample"}
         settings = {name: value for name, value in settings.items() if value is not None}
         supported = ENGINE_ARGUMENTS | SAMPLING_ARGUMENTS
-        if unsupported := sorted(set(settings) - {*supported, *FORBIDDING}):
-            raise UserError(f"generate.{unsupported[0]} is not supported by CTranslate2.")
+        others = (set(settings) - {*supported, *FORBIDDING}) | (FOR_GENERATE_ALONE & set(unusual_settings(config)))
+        if others:
+            raise UserError(f"{min(others)}, of generate or generation_config.json, is not supported by CTranslate2.")
         ends = [[end] for end in end_ids(self.model)]  # `generate` ignores them among the bad words
         forbidden = [ids for ids in settings.pop("bad_words_ids", []) if list(ids) not in ends]
         forbidden += [[id] for id in settings.pop("suppress_tokens", [])]

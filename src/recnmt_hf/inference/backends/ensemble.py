@@ -54,17 +54,14 @@ class EnsembleBackend(TranslatesOnly, TorchBackend):
     needs_own_search = True
 
     def __init__(self, members: Sequence[Backend]):
-        self.members: list[TorchBackend] = []
+        self.members: list[Any] = list(members)
         expected: dict[str, tuple[Any, str]] = {}
         for member in members:
             name = member.model.name_or_path
-            if isinstance(member, EnsembleBackend) or not isinstance(member, TorchBackend):
-                raise UserError(f"{name} is not supported in an ensemble, only PyTorch and ONNX.")
             for what, value in shared_settings(member).items():
                 known, first = expected.setdefault(what, (value, name))
                 if value != known:
                     raise UserError(f"{name} and {first} differ in {what}, so they cannot be an ensemble.")
-            self.members.append(member)
         # The first one is that whose inputs are encoded.
         self.members.sort(key=lambda member: tree_options(member.model.config) is None)
         self.model, self.tokenizers = self.members[0].model, self.members[0].tokenizers

@@ -139,9 +139,6 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(self) -> bool:  # type: ignore[override]
         return False  # the first step creates an OnnxCache
 
-    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        raise UserError("save_pretrained is not supported by a model in ONNX.", field="save_pretrained")
-
     def run_graph(self, name: str, values: dict[str, Any]) -> dict[str, np.ndarray]:
         """Run a graph on those values that it reads, ids and masks of any type. Return its outputs by name."""
         session, inputs = self.sessions[name], {}

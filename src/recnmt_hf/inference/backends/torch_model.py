@@ -204,8 +204,6 @@ class TorchBackend:
             eager = copy.deepcopy(self.model, tensors)
             eager.set_attn_implementation("eager")
             attentions = self.decoder_attention(eager, encoded, targets)
-        if not attentions or attentions[0] is None:
-            raise UserError("The model returns no attention to source words.")
         return attentions
 
     def decoder_attention(self, model: Any, encoded: EncodedSources, targets: TokenRows) -> Any:
