@@ -86,7 +86,7 @@ class AlignmentGuide:
         self.links: torch.Tensor | None = None
         self.token_mask: torch.Tensor | None = None
         self.weights: torch.Tensor | None = None
-        self.sums: torch.Tensor | None = None
+        self.sums: torch.Tensor | None = None  # of unweighted losses, and number of target tokens with links
         model.register_forward_pre_hook(self.take_links, with_kwargs=True)
         attention.register_forward_hook(self.compute_weights)
         model.register_forward_hook(self.add_loss, with_kwargs=True)
@@ -118,15 +118,10 @@ class AlignmentGuide:
         sums = torch.stack([loss.detach(), self.links.sum()])
         self.sums = sums if self.sums is None else self.sums + sums
 
-    def take_sums(self) -> torch.Tensor | None:
-        """Return the sum of the unweighted losses, and the number of target tokens with links, since the last call."""
-        sums, self.sums = self.sums, None
-        return sums
-
     def take_loss(self, accelerator: Accelerator) -> dict[str, float]:
-        """Return the mean loss of a linked target token of all processes, for logs; empty if there is none."""
-        sums = self.take_sums()
+        """Return the mean loss of a linked target token since the last call, for logs; empty if there is none."""
         # Processes without links take part in the sum.
-        sums = torch.zeros(2, device=accelerator.device) if sums is None else sums
+        sums = torch.zeros(2, device=accelerator.device) if self.sums is None else self.sums
+        self.sums = None
         total, count = accelerator.reduce(sums, reduction="sum").tolist()
         return {"alignment_loss": total / count} if count else {}

@@ -96,22 +96,18 @@ class Preparation:
         sides = [(section.kind, section.vocab_size)]
         sides.append((section.target_kind or section.kind, section.target_vocab_size or section.vocab_size))
         settings = {name: getattr(section, name) for name in ("min_frequency", "lowercase", "tags")}
+        same = ("validation", "source_lang", "target_lang", "max_length_ratio", "prepared", "cache_dir")
         names = ("source_lang", "target_lang", "on_empty", "num_proc", "on_long")
         return cls(
             model=model,
             places=tuple(recipe.corpora),
             train=[corpus if recipe.guides_alignment else replace(corpus, alignments=None) for corpus in data.train],
-            validation=data.validation,
-            source_lang=data.source_lang,
-            target_lang=data.target_lang,
+            **{name: getattr(data, name) for name in same},
             reading={name: getattr(data, name) for name in names},
             lengths={name: getattr(data, name) for name in ("max_source_length", "max_target_length")},
-            max_length_ratio=data.max_length_ratio,
             mixture=Mixture(data.weights, data.temperature),
             seed=recipe.training.seed,
             shards=ShardSettings(**{entry.name: getattr(data, entry.name) for entry in fields(ShardSettings)}),
-            prepared=data.prepared,
-            cache_dir=data.cache_dir,
             tokenizers=existing[:count],
             vocabularies=[
                 {"kind": kind, "vocab_size": size, "byte_fallback": section.byte_fallback if kind == "bpe" else None}
@@ -224,14 +220,10 @@ class Plan:
         """The values that a resumed run must not change, by field of the recipe."""
         return identity_of(self.settings, self.compares_evaluations)
 
-    def to_yaml(self) -> str:
-        """Return the recipe of the run with all defaults, its secrets masked."""
-        return dump_yaml(self.settings)
-
     def save(self) -> None:
-        """Write the recipe into the output folder."""
+        """Write the recipe with all defaults, its secrets masked, into the output folder."""
         with open_output(self.output_dir / RECIPE) as file:
-            file.write(self.to_yaml())
+            file.write(dump_yaml(self.settings))
 
     def describe(self) -> str:
         """Return the plan as YAML: stages, the recipe with all defaults, and what a resumed run must not change."""
