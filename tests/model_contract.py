@@ -64,6 +64,11 @@ def ragged_batch(lengths=(7, 4, 1), target_lengths=(5, 3, 2), seed=3):
     return {"input_ids": source, "attention_mask": mask, "labels": labels}
 
 
+def source_of(batch):
+    """The sources of a batch, with their mask."""
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
 def pad(tensor, side, amount, filling):
     """The rows of a tensor with `amount` further columns on a side."""
     more = tensor.new_full((len(tensor), amount, *tensor.shape[2:]), filling)
@@ -140,7 +145,7 @@ class ModelContract:
             model.train().zero_grad()
             model(**batch, smoothing=0.1, return_logits=return_logits).loss.backward()
             assert all(parameter.grad.is_meta for parameter in model.parameters())
-        source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        source = source_of(batch)
         with torch.no_grad():
             outputs = model.eval()(**source, decoder_input_ids=batch["input_ids"][:, :2], use_cache=True)
             given = {"cache": outputs[CACHE], "encoder_outputs": model.get_encoder()(**source)}
@@ -264,13 +269,8 @@ class ModelContract:
         prompt = torch.tensor([[0, 0, 1, 8], [1, 6, 7, 8], [0, 1, 7, 9]])
         settings = {"num_beams": beams, "max_new_tokens": 4, "min_new_tokens": 4}
         settings |= {"output_logits": True, "return_dict_in_generate": True}
-        found = model.generate(
-            batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            decoder_input_ids=prompt,
-            decoder_attention_mask=(prompt != 0).long(),
-            **settings,
-        )
+        prompts = {"decoder_input_ids": prompt, "decoder_attention_mask": (prompt != 0).long()}
+        found = model.generate(**source_of(batch), **prompts, **settings)
         for row, (length, padding) in enumerate(zip((7, 4, 1), (2, 0, 1), strict=True)):
             source = batch["input_ids"][row : row + 1, :length]
             alone = model.generate(source, decoder_input_ids=prompt[row : row + 1, padding:], **settings)
@@ -318,7 +318,7 @@ class ModelContract:
         model = self.model(variant)
         batch = ragged_batch()
         target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        inputs = source_of(batch)
         forced = model(**inputs, decoder_input_ids=target).logits
         encoder_outputs = model.get_encoder()(**inputs)
         cache, steps = None, []
@@ -374,7 +374,7 @@ class ModelContract:
         model = self.model(variant)
         batch = ragged_batch()
         settings = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 8, "min_new_tokens": 8}
-        together = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], **settings)
+        together = model.generate(**source_of(batch), **settings)
         for row, length in enumerate((7, 4, 1)):
             alone = model.generate(batch["input_ids"][row : row + 1, :length], **settings)
             assert torch.equal(together[2 * row : 2 * row + 2], alone)
@@ -382,19 +382,10 @@ class ModelContract:
     def test_beam_score_is_the_log_probability(self, variant):
         model = self.model(variant)
         batch = ragged_batch()
-        found = model.generate(
-            batch["input_ids"],
-            attention_mask=batch["attention_mask"],
-            num_beams=4,
-            max_new_tokens=8,
-            length_penalty=0.0,
-            output_scores=True,
-            return_dict_in_generate=True,
-        )
+        settings = {"num_beams": 4, "max_new_tokens": 8, "length_penalty": 0.0, "output_scores": True}
+        found = model.generate(**source_of(batch), **settings, return_dict_in_generate=True)
         tokens = found.sequences[:, 1:]
-        logits = model(
-            batch["input_ids"], batch["attention_mask"], decoder_input_ids=found.sequences[:, :-1]
-        ).logits.log_softmax(-1)
+        logits = model(**source_of(batch), decoder_input_ids=found.sequences[:, :-1]).logits.log_softmax(-1)
         end = model.config.eos_token_id
         before_end = ((tokens == end).cumsum(1) - (tokens == end).long()) == 0
         sums = (logits.gather(-1, tokens[:, :, None])[:, :, 0] * before_end).sum(1)
@@ -404,7 +395,7 @@ class ModelContract:
         """Rows of a filled cache can be selected, repeated and permuted, across sentences too."""
         model = self.model(variant)
         batch = ragged_batch()
-        inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        inputs = source_of(batch)
         prefix, following = torch.randint(4, VOCABULARY, (3, 3)), torch.randint(4, VOCABULARY, (3, 1))
         full = model(**inputs, decoder_input_ids=torch.cat([prefix, following], 1)).logits[:, -1:]
         encoded = model.get_encoder()(**inputs)
@@ -622,7 +613,7 @@ class ModelContract:
             "saved": self.model_class.from_pretrained(tmp_path / "own", dtype="auto"),
             "to": copy.deepcopy(model).to(dtype),
         }
-        source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        source = source_of(batch)
         tolerance = 1e-5 if dtype == torch.float64 else 0.05
         for name, each in ways.items():
             kinds = {p.dtype for p in each.parameters()} | {b.dtype for b in each.buffers() if b.is_floating_point()}
@@ -677,13 +668,7 @@ class ModelContract:
         expected = model(**batch).loss
         torch.testing.assert_close(model(**batch, return_logits=False).loss, expected, atol=1e-5, rtol=1e-4)
         for beams in (1, 3):
-            tokens = model.generate(
-                input_ids=batch["input_ids"],
-                attention_mask=batch["attention_mask"],
-                num_beams=beams,
-                max_new_tokens=4,
-            )
-            assert tokens.shape[0] == 3
+            assert model.generate(**source_of(batch), num_beams=beams, max_new_tokens=4).shape[0] == 3
         return expected
 
     def test_adapters_on_every_linear_layer(self, variant):
@@ -726,10 +711,7 @@ class ModelContract:
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in tuned.parameters() if p.requires_grad)
         torch.testing.assert_close(tuned(**batch, return_logits=False).loss, loss)
         tuned.eval()
-        tokens = tuned.generate(
-            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], max_new_tokens=4, num_beams=2
-        )
-        assert tokens.shape[0] == 3
+        assert tuned.generate(**source_of(batch), max_new_tokens=4, num_beams=2).shape[0] == 3
 
     @pytest.mark.filterwarnings("ignore::DeprecationWarning")
     def test_dynamic_quantization(self, variant):
@@ -960,10 +942,8 @@ class ModelContract:
             forms.append(BaseModelOutput(last_hidden_state=encoded.last_hidden_state))
         for form in forms:
             torch.testing.assert_close(model(encoder_outputs=form, **rest).logits, expected, atol=1e-10, rtol=0)
-        assert torch.equal(
-            model.generate(encoder_outputs=encoded, attention_mask=batch["attention_mask"], max_new_tokens=5),
-            model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], max_new_tokens=5),
-        )
+        found = model.generate(encoder_outputs=encoded, attention_mask=batch["attention_mask"], max_new_tokens=5)
+        assert torch.equal(found, model.generate(**source_of(batch), max_new_tokens=5))
 
     def test_embeddings_replace_ids(self, variant):
         model = self.model(variant)
@@ -990,7 +970,7 @@ class ModelContract:
     @torch.no_grad()
     def test_outputs_can_be_copied_pickled_and_saved(self, variant):
         model = self.model(variant)
-        source = {name: ragged_batch()[name] for name in ("input_ids", "attention_mask")}
+        source = source_of(ragged_batch())
         inputs = {**source, "decoder_input_ids": source["input_ids"], "use_cache": True, "output_attentions": True}
         made = [model.get_encoder()(**source, output_attentions=True), model.model(**inputs), model(**inputs)]
         made.append(model.generate(**source, max_new_tokens=2, return_dict_in_generate=True, output_attentions=True))
@@ -1055,7 +1035,7 @@ class ModelContract:
         options = CompileConfig(backend="eager", fullgraph=model._can_compile_fullgraph, dynamic=False)
         options._compile_all_devices = True  # generation compiles steps with a static cache, on accelerators alone
         static = {"cache_implementation": "static", "compile_config": options, "max_new_tokens": 4}
-        source = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+        source = source_of(batch)
         assert model.generate(**source, **static).equal(model.generate(**source, max_new_tokens=4))
 
     @pytest.mark.slow

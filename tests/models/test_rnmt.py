@@ -148,6 +148,14 @@ class SlowRNMT:
             h_in = [self.factor * a for a in h] if number in dropped else h
         return h_in
 
+    def attend(self, query, h):
+        v, w, u = (self.p[f"model.decoder.recurrence.attention.{n}.weight"] for n in ("score", "q_proj", "k_proj"))
+        b = self.p["model.decoder.recurrence.attention.k_proj.bias"]
+        e = torch.stack([v[0] @ torch.tanh(w @ query + u @ hi + b) for hi in h])
+        alpha = torch.exp(e - e.max())
+        alpha = alpha / alpha.sum()
+        return alpha, sum(weight * hi for weight, hi in zip(alpha, h, strict=True))
+
     def logits(self, source, target):
         config, decoder = self.config, "model.decoder"
         h = self.encode(source)
@@ -158,13 +166,7 @@ class SlowRNMT:
             y = self.factor * self.p[f"{decoder}.embed_tokens.weight"][token]
             conditional = config.decoder_type == "conditional_gru"
             query = self.gru(f"{rec}.word_cell", y, s) if conditional else s
-            v = self.p[f"{rec}.attention.score.weight"][0]
-            w, u = self.p[f"{rec}.attention.q_proj.weight"], self.p[f"{rec}.attention.k_proj.weight"]
-            b = self.p[f"{rec}.attention.k_proj.bias"]
-            e = torch.stack([v @ torch.tanh(w @ query + u @ hi + b) for hi in h])
-            alpha = torch.exp(e - e.max())
-            alpha = alpha / alpha.sum()
-            a = sum(weight * hi for weight, hi in zip(alpha, h, strict=True))
+            alpha, a = self.attend(query, h)
             x = a if conditional else torch.cat([y, a])
             s = self.gru(f"{rec}.context_cell", x, query)
             t = self.linear(f"{rec}.readout.state_proj", s)

@@ -113,11 +113,7 @@ class SlowVRNMT(SlowRNMT):
             y = table[token]
             conditional = config.decoder_type == "conditional_gru"
             q = self.gru(f"{rec}.word_cell", y, s) if conditional else s
-            v = self.p[f"{rec}.attention.score.weight"][0]
-            w, u = self.p[f"{rec}.attention.q_proj.weight"], self.p[f"{rec}.attention.k_proj.weight"]
-            b = self.p[f"{rec}.attention.k_proj.bias"]
-            alpha = torch.softmax(torch.stack([v @ torch.tanh(w @ q + u @ hi + b) for hi in h]), 0)
-            a = sum(weight * hi for weight, hi in zip(alpha, h, strict=True))
+            _, a = self.attend(q, h)
             if config.latent_level == "word":
                 prior = self.prior_of(f"{rec}.prior", q, y, a)
                 z = prior[0]
