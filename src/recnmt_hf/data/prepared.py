@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from ..errors import UserError
 from ..options import check_value
 from .alignments import links_of_batch
 from .corpora import Corpora, Corpus, parse_corpora
-from .files import partial_folder, remove
+from .files import digest_of, partial_folder, remove
 from .languages import in_languages, language_ids
 from .records import ParsedSentence, Sentence, Tokens
 from .text import ON_LONG
@@ -142,7 +141,7 @@ def prepare_dataset(
         *([] if on_long == "skip" else [on_long]),
         *([] if trees is None else [trees.fingerprint()]),
     ]
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    key = digest_of(settings)[:24]
     folder = Path(cache_dir) / key
     if folder.is_dir():
         try:
@@ -259,4 +258,4 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
         state.pop("truncation", None)
         if ids[0] != ids[1]:
             state["target_controls"] = ids[1]
-    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+    return digest_of(state)

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, Sampler
 
 from ..errors import UserError
 from .batching import BatchLimits, TokenBatchSampler, combined
-from .files import digest_of_file, naming
+from .files import digest_of, digest_of_file, naming
 
 
 # Pairs from which batches are cut at a time. Larger pools need less padding, and more memory.
@@ -83,8 +83,7 @@ def open_table(path: Path) -> pa.RecordBatch:
 
 def signed(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a mapping for JSON with its checksum."""
-    text = json.dumps(content, sort_keys=True)
-    return {**content, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
+    return {**content, CHECKSUM: digest_of(content)}
 
 
 def read_signed(path: Path) -> dict[str, Any] | None:

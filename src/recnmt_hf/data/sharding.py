@@ -7,7 +7,6 @@ are the same for any number of processes and machines, and an interrupted prepar
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -27,7 +26,7 @@ from .._interrupts import end_with_parent
 from .._plain_text import is_blank
 from ..errors import UserError
 from .corpora import Corpus
-from .files import digest_of_file, lock, open_output
+from .files import digest_of, digest_of_file, lock, open_output
 from .filters import KEY_BYTES, are_in_languages, first_occurrences, keys_of, read_keys
 from .prepared import count_equal, tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
 from .shard_blocks import Block, ShardSettings, blocks_of, plain_files
@@ -210,8 +209,7 @@ def prepare_shards(
         "tokenizers": [tokenizer_fingerprint(tokenizer) for tokenizer in tokenizers],
         "trees": None if trees is None else trees.fingerprint(),
     }
-    content = json.dumps(plan, sort_keys=True, default=str)
-    plan = {"key": hashlib.sha256(content.encode()).hexdigest(), **plan}
+    plan = {"key": digest_of(plan), **plan}
     for name in (MANIFEST, PLAN):
         earlier = read_json(output / name) or plan
         if earlier.get("key") != plan["key"]:
