@@ -107,7 +107,8 @@ def open_output(
         return
     mode: dict[str, Any] = {"mode": "wb"} if binary else {"mode": "wt", "encoding": "utf-8", "newline": "\n"}
     # A pipe, a device, or another name of an open file cannot be replaced, and a folder is an error now.
-    if os.path.abspath(path).startswith(("/dev/", "/proc/")) or (os.path.exists(path) and not os.path.isfile(path)):
+    real = os.path.realpath(path)
+    if os.path.abspath(path).startswith(("/dev/", "/proc/")) or (os.path.exists(real) and not os.path.isfile(real)):
         with naming(path), open(path, **mode) as file:
             yield file
         return
