@@ -53,6 +53,7 @@ def load_yaml(text: str, name: str) -> Any:
     """Parse a YAML document or value, which messages call `name` (a file or an override), or raise `UserError`."""
     parser = YAML(typ="safe", pure=True)
     parser.Constructor = _Constructor
+    place = ""
     try:
         waiting, count = [parser.compose(text)], 0
         while waiting and count <= MOST_NODES:  # a small file may repeat an alias of aliases of aliases ...
@@ -65,8 +66,10 @@ def load_yaml(text: str, name: str) -> Any:
     except RecursionError:
         reason = "nested too deeply"
     except YAMLError as error:
-        reason = " ".join(str(error).split())
-    raise UserError(f"{name}: invalid YAML ({reason}).", field=name)
+        mark = getattr(error, "problem_mark", None)
+        place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        reason = getattr(error, "problem", None) or " ".join(str(error).split())
+    raise UserError(f"{name}{place}: invalid YAML ({reason}).", field=name)
 
 
 def read_yaml(path: Path) -> Any:
