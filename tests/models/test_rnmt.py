@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 from slow_transformer import multiply_instead_of_dropping, recurrent_step
 
 from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
-from recnmt_hf.models import kernels_rnmt, modeling_rnmt
-from recnmt_hf.models.kernels_rnmt import FEW_VALUES, all_pairs, pair_tiles, tanh_
+from recnmt_hf.models import kernels_attentional_steps, kernels_rnmt, modeling_rnmt
+from recnmt_hf.models.kernels_attentional_steps import FEW_VALUES, tanh_
+from recnmt_hf.models.kernels_rnmt import all_pairs, pair_tiles
 from recnmt_hf.models.modeling_rnmt import MaskedBatchNorm, RelationPropagation, all_pairs_reference
 from recnmt_hf.models.seq2seq_outputs import CACHE
 
@@ -434,8 +435,8 @@ def test_steps_pass_gradcheck(conditional, group):
     keys, values = random(sources, length, width), random(sources, length, 3 * width)
     for held in (None, kept):
         check_gradients(
-            lambda *args, held=held: kernels_rnmt.AttentionalSteps.apply(
-                kernels_rnmt.SavedSteps(), *args[:3], visible, args[3], held, *args[4:]
+            lambda *args, held=held: kernels_attentional_steps.AttentionalSteps.apply(
+                kernels_attentional_steps.SavedSteps(), *args[:3], visible, args[3], held, *args[4:]
             ),
             (gates, keys, values, state, *weights),
         )

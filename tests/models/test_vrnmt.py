@@ -12,7 +12,7 @@ from user_errors import rejects
 
 from recnmt_hf import RNMTForConditionalGeneration, VRNMTConfig, VRNMTForConditionalGeneration
 from recnmt_hf.models import kernels_vrnmt, modeling_vrnmt
-from recnmt_hf.models.kernels_rnmt import AttentionalSteps, SavedSteps
+from recnmt_hf.models.kernels_attentional_steps import AttentionalSteps, SavedSteps
 from recnmt_hf.training.plan import Plan, model_on_meta
 from recnmt_hf.training.recipe import Recipe
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .kernels_attentional_steps import differentiable_steps, tanh_
 from .kernels_cpu_matmuls import StepMatmuls
-from .kernels_rnmt import differentiable_steps, tanh_
 from .kernels_shared import graph_operator
 
 
@@ -64,16 +64,16 @@ def latent_shapes(gates: Tensor, keys: Tensor, *rest: Tensor | None) -> Any:
 
 @graph_operator(latent_shapes)
 def latent_states(*tensors: Tensor | None) -> list[Tensor]:
-    """Return the results of all steps; the arguments are the tensors of [`~.kernels_rnmt.steps_forward`]."""
+    """Return the results of all steps for the tensors of [`~.kernels_attentional_steps.steps_forward`]."""
     return differentiable_steps(tensors, LatentPart)
 
 
 class LatentPart:
     """
-    The latent variables in [`~.kernels_rnmt.steps_forward`]: a part of the second GRU's gates. Only the network
-    (posterior or prior) that they are drawn from runs in the loop. `inputs` `(steps, batch_size, g)` are the words' and
-    target words' part of its hidden layer, or without a network the latent variables' part of the gates, `(.., 3 * d)`;
-    `noise` is `(steps, batch_size, l)`. The results are q_j, mean and log-variance side by side, and u_j.
+    The latent variables in [`~.kernels_attentional_steps.steps_forward`]: a part of the second GRU's gates. Only the
+    network (posterior or prior) that they are drawn from runs in the loop. `inputs` `(steps, batch_size, g)` are the
+    words' and target words' part of its hidden layer, or without a network the latent variables' part of the gates,
+    `(.., 3 * d)`; `noise` is `(steps, batch_size, l)`. The results are q_j, mean and log-variance side by side, u_j.
     """
 
     def __init__(self, inputs: Tensor | None, noise: Tensor | None, *weights: Any):

@@ -23,8 +23,9 @@ from transformers.utils.output_capturing import OutputRecorder
 from .additive_attention import AdditiveAttention
 from .configuration_rnmt import RNMTConfig
 from .decoder_cache import read_source_memory, recurrent_layer, spread_over_beams
+from .kernels_attentional_steps import run_steps
 from .kernels_cpu_matmuls import fast_linear, project
-from .kernels_rnmt import SLOPE, all_pairs, counted_pairs, run_steps
+from .kernels_rnmt import SLOPE, all_pairs, counted_pairs
 from .kernels_shared import allowed, dropout, is_plain, wide_type
 from .recurrent_layers import MaskedRNN, inverse, left_aligned, masked_mean, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase

@@ -29,8 +29,8 @@ from transformers.utils import can_return_tuple, logging
 
 from .configuration_vrnmt import VRNMTConfig
 from .decoder_cache import cached_vector, spread_over_beams
+from .kernels_attentional_steps import gru_step, run_steps
 from .kernels_cpu_matmuls import fast_linear, project
-from .kernels_rnmt import gru_step, run_steps
 from .kernels_shared import is_plain, wide_type
 from .kernels_vrnmt import LatentPart, LatentWeights, clamped, draw, latent_states
 from .modeling_rnmt import DecoderRecurrence, RNMTDecoder, RNMTEncoder, RNMTPreTrainedModel

@@ -1,0 +1,394 @@
+"""
+Fast path of recurrent decoders with additive attention: their steps (Zhang et al., 2018, Eqs. 2-5, 13). The plain
+reference is in `modeling_rnmt.py`.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .attention import masked_softmax
+from .kernels_cpu_matmuls import StepMatmuls, fast_linear, project
+from .kernels_shared import (
+    CustomGradient,
+    autocast_dtype,
+    final_gradients,
+    graph_operator,
+    is_exporting,
+    scan_steps,
+    with_autocast,
+)
+
+
+# Below this number of values torch's own tanh is as fast.
+FEW_VALUES = 2**12
+
+
+class StepWeights(NamedTuple):
+    """The parameters that the steps read; `word_weight` and `word_bias` are `None` for RNNsearch."""
+
+    word_weight: Any  # (3 d, d) of the first GRU's state
+    word_bias: Tensor | None  # (3 d,)
+    query_weight: Tensor  # (d, d)
+    score: Tensor  # (d,)
+    context_weight: Tensor  # (3 d, d) of the second GRU's state
+    context_bias: Tensor  # (3 d,)
+    gate_bias: Tensor  # (3 d,) of the second GRU's input
+
+
+STEP_WEIGHTS = len(StepWeights._fields)
+# Places of the tensors that only [`steps_forward`] reads: gates, visible, state, two inputs of a further part.
+READ_BY_STEPS = (0, 3, 4, 6 + STEP_WEIGHTS, 7 + STEP_WEIGHTS)
+
+
+def run_steps(
+    recurrence: Any,
+    words: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Tensor | None,
+    state: Tensor,
+    token_mask: Tensor | None,
+    *further_tensors: Tensor | None,
+    further: Any = None,
+    run: Callable[..., list[Tensor]] | None = None,
+) -> list[Tensor]:
+    """
+    Compute [`~.modeling_rnmt.run_steps_reference`] with few operations in the loop: the words' part of the gates is one
+    matmul, keys and values are given. The backward pass ([`AttentionalSteps`]) forms the gradients of the weights after
+    all steps, and no tensor of the size steps x source_length x d_model is stored. A class `further` adds a part to
+    each step ([`steps_forward`]) by the graph operator `run`.
+
+    Return states, attention weights `(batch_size, 1, steps, source_length)`, and the results of `further`.
+    """
+    cell, attention, layers = recurrence.context_cell, recurrence.attention, recurrence.step_layers
+    first = recurrence.word_cell if recurrence.is_conditional else None
+    words, maps = words.transpose(0, 1), None
+    if layers is not None:  # a quantized copy
+        gates = project(layers["words"], words)
+        maps = [dict(layers.items()).get(name) for name in ("state", "query", "context")]
+    elif first is not None:
+        gates = fast_linear(words, first.weight_ih, first.bias_ih)
+    else:
+        gates = fast_linear(words, cell.weight_ih[:, : words.shape[-1]])
+    # Under autocast the state and its gates stay in the parameters' type; only matmuls are made in the lower one.
+    dtype = cell.weight_hh.dtype
+    tensors = (
+        gates.to(dtype),
+        keys.to(dtype),
+        values.to(dtype),
+        visible,
+        state.to(dtype),
+        None if token_mask is None else (token_mask != 0).t()[:, :, None],
+        None if first is None else first.weight_hh,
+        None if first is None else first.bias_hh,
+        attention.q_proj.weight,
+        attention.score.weight[0],
+        cell.weight_hh,
+        cell.bias_hh,
+        cell.bias_ih,
+        *further_tensors,
+    )
+    if maps is None:
+        results = (run or attentional_states)(*tensors)
+    else:
+        results = steps_forward(tensors, further=further, maps=maps)
+    states, weights, *others = (tensor.transpose(0, 1) for tensor in results)
+    return [states, weights[:, None], *others]
+
+
+@graph_operator(lambda gates, keys, *rest: [((*gates.shape[:2], keys.shape[i]), keys.dtype) for i in (2, 1)])
+def attentional_states(*tensors: Tensor | None) -> list[Tensor]:
+    """Return states and attention of all steps; the arguments are the tensors of [`steps_forward`]."""
+    return differentiable_steps(tensors)
+
+
+def differentiable_steps(tensors: Sequence[Any], further: Any = None) -> list[Tensor]:
+    """Run [`steps_forward`], as [`AttentionalSteps`] where gradients are needed."""
+    if torch.is_grad_enabled() and not is_exporting():
+        return list(AttentionalSteps.apply(SavedSteps(further), *tensors))
+    return steps_forward(tensors, further=further)
+
+
+def tanh_(values: Tensor) -> Tensor:
+    """Compute tanh in place; in large float32 tensors on the CPU as `2 sigmoid(2 x) - 1`, a quarter of the time."""
+    if is_exporting() or not values.is_cpu or values.dtype != torch.float32 or values.requires_grad:
+        return values.tanh_()
+    return values.tanh_() if values.numel() < FEW_VALUES else values.mul_(2).sigmoid_().mul_(2).sub_(1)
+
+
+def attend(query: Tensor, keys: Tensor, visible: Tensor | None, score: Tensor) -> Tensor:
+    """Return the weights of additive attention, `(num_sources, g, source_length)`, for queries W s, keys U h_i + b."""
+    sources, _, width = keys.shape
+    energies = tanh_(query.view(sources, -1, 1, width) + keys[:, None])
+    return masked_softmax(torch.matmul(energies, score), visible, keys.dtype)
+
+
+def step_matmuls(weights: StepWeights) -> tuple[Any, StepMatmuls, StepMatmuls]:
+    """Return the matmuls of the first GRU's state (`None` for RNNsearch), the query, and the second GRU's state."""
+    return (
+        None if weights.word_weight is None else StepMatmuls(weights.word_weight, weights.word_bias),
+        StepMatmuls(weights.query_weight),
+        StepMatmuls(weights.context_weight, weights.context_bias),
+    )
+
+
+def steps_forward(
+    tensors: Sequence[Any],
+    saved: list[tuple[Tensor | None, ...]] | None = None,
+    further: Any = None,
+    maps: Sequence[Any] | None = None,
+) -> list[Tensor]:
+    """
+    Run all steps without gradients. The `tensors` are the words' part of the (first) GRU's gates `(steps, batch_size,
+    3 * d)`, keys, values, which keys are visible, the first state, `real` `(steps, batch_size, 1)`, which is `False`
+    where the state does not change, the parameters of [`StepWeights`], and those of `further`, a class for a part of
+    each step between attention and second GRU, such as [`~.kernels_vrnmt.LatentPart`].
+
+    Append to `saved` what [`AttentionalSteps`] needs of each step. `maps` replaces [`step_matmuls`]. Return states,
+    attention weights and results of `further`, `(steps, batch_size, ..)`.
+    """
+    gates, keys, values, visible, state, real, *rest = tensors
+    weights = StepWeights(*rest[:STEP_WEIGHTS])
+    part = None if further is None else further(*rest[STEP_WEIGHTS:])
+    _, length, width = keys.shape
+    is_conditional = weights.word_weight is not None
+    map_word, map_query, map_context = step_matmuls(weights) if maps is None else maps
+
+    def advance(state: Tensor, gate: Tensor, *inputs: Tensor) -> list[Tensor]:
+        first: tuple[Tensor | None, ...] = (None, None, None)
+        middle = state
+        if is_conditional:
+            recurrent = map_word(state)
+            middle, both, new = gru_step(gate, recurrent, state)
+            first = (both, new, recurrent[:, 2 * width :].clone() if saved is not None else None)
+        query = map_query(middle)
+        attention = attend(query, keys, visible, weights.score)
+        reads = torch.matmul(attention, values).view(-1, values.shape[-1])
+        results, kept = [], ()
+        if part is None:
+            context = reads + weights.gate_bias
+        else:
+            added, results, kept = part.step(middle, reads[:, 3 * width :], *inputs)
+            context = reads[:, : 3 * width] + weights.gate_bias + added
+        recurrent = map_context(middle)
+        next_state, both, new = gru_step(context if is_conditional else context + gate, recurrent, middle)
+        if saved is not None:
+            saved.append((state, middle, query, *first, both, new, recurrent[:, 2 * width :].clone(), *kept))
+        return [next_state, attention.view(-1, length), *results]
+
+    inputs = [gates] if part is None else [gates, *part.inputs]
+
+    def scan_step(carry: Sequence[Tensor], row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        parts = row.split(sizes, dim=-1)
+        results = advance(carry[0], *parts[: len(inputs)])
+        if real is not None:
+            results[0] = torch.where(parts[-1] != 0, results[0], carry[0])
+        return results[:1], results
+
+    with with_autocast(keys.device, None):
+        if is_exporting():  # any number of steps
+            columns = [column.to(gates.dtype) for column in (*inputs, *([] if real is None else [real]))]
+            sizes = [column.shape[-1] for column in columns]
+            return scan_steps(scan_step, [state], torch.cat(columns, dim=-1))
+        steps = []
+        for j, rows in enumerate(zip(*(tensor.unbind(0) for tensor in inputs), strict=True)):
+            results = advance(state, *rows)
+            state = results[0] = results[0] if real is None else torch.where(real[j], results[0], state)
+            steps.append(results)
+    return [torch.stack(column) for column in zip(*steps, strict=True)]
+
+
+@dataclass
+class SavedSteps:
+    """The argument `further` of [`steps_forward`], and the tensors saved for each step, too many to return them."""
+
+    further: Any = None
+    tensors: tuple[Tensor | None, ...] = ()
+
+
+class AttentionalSteps(CustomGradient):
+    """[`steps_forward`] with its backward pass, which recomputes the attention's energies. Not differentiable twice."""
+
+    @staticmethod
+    def forward(saved: SavedSteps, *tensors: Any) -> tuple[Tensor, ...]:
+        """Run [`steps_forward`] with its tensors."""
+        steps: list[tuple[Tensor | None, ...]] = []
+        results = steps_forward(tensors, steps, saved.further)
+        saved.tensors = tuple(tensor for step in steps for tensor in step)
+        return tuple(results)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        saved, *tensors = inputs
+        ctx.autocast_dtype = autocast_dtype(tensors[1].device)
+        ctx.further, ctx.sizes = saved.further, (len(output), len(tensors))
+        if saved.tensors:
+            tensors = [None if place in READ_BY_STEPS else tensor for place, tensor in enumerate(tensors)]
+        ctx.save_for_backward(*tensors, *output[1:], *saved.tensors)
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[Any, ...], saved: SavedSteps, *inputs: Any) -> Any:
+        # Steps of several samples are not saved: the backward pass repeats them.
+        return super().vmap(info, in_dims, SavedSteps(saved.further), *inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        compute = functools.partial(AttentionalSteps.gradients, ctx.autocast_dtype, ctx.further, *ctx.sizes)
+        with with_autocast(gradients[0].device, None):
+            return None, *final_gradients(compute, *gradients, *ctx.saved_tensors)
+
+    @staticmethod
+    def gradients(
+        autocast: torch.dtype | None, further: Any, results: int, inputs: int, *saved: Any
+    ) -> tuple[Tensor | None, ...]:
+        (grad_states, grad_attention, *grad_others), saved = saved[:results], saved[results:]
+        tensors, saved = saved[:inputs], saved[inputs:]
+        (attention, *others), saved = saved[: results - 1], saved[results - 1 :]
+        _, keys, values, _, _, real, *rest = tensors
+        weights, count = StepWeights(*rest[:STEP_WEIGHTS]), len(attention)
+        with with_autocast(keys.device, autocast):
+            map_word, map_query, map_context = step_matmuls(weights)
+            part = None if further is None else further(*rest[STEP_WEIGHTS:])
+            steps: list[Any] = []
+            if not saved:
+                steps_forward(tensors, steps, further)
+        if saved:
+            size = len(saved) // count
+            steps = [saved[j * size : (j + 1) * size] for j in range(count)]
+        rows, width = grad_states.shape[1], keys.shape[2]
+        is_conditional = weights.word_weight is not None
+        new = grad_states.new_empty
+        grad_gates: Any = new(count, rows, 3 * width) if is_conditional else None
+        grad_first: Any = new(count, rows, 3 * width) if is_conditional else None  # of its recurrent part
+        grad_second, grad_queries = new(count, rows, 3 * width), new(count, rows, width)
+        grad_reads = new(count, rows, values.shape[-1])
+        grad_context = grad_reads[..., : 3 * width]
+        attention_gradients = AttentionGradients(keys, values, weights.score)
+        if part is not None:
+            part.start_backward(others, grad_others, grad_context, grad_reads[..., 3 * width :])
+        gradient = torch.zeros_like(grad_states[0])
+        for j in reversed(range(count)):
+            state, middle, query, both1, new1, inner1, both2, new2, inner2, *kept = steps[j]
+            gradient = gradient + grad_states[j]
+            skipped = None
+            if real is not None:
+                skipped = gradient.masked_fill(real[j], 0.0)
+                gradient = gradient.masked_fill(~real[j], 0.0)
+            # s_j = GRU(a_j, s~_j)
+            grad_middle = gru_step_backward(gradient, middle, both2, new2, inner2, grad_context[j], grad_second[j])
+            grad_middle += map_context.backward(grad_second[j])
+            if part is not None:
+                part.step_backward(j, grad_middle, kept)
+            attention_gradients.add_step(query, attention[j], grad_reads[j], grad_attention[j], grad_queries[j])
+            grad_middle += map_query.backward(grad_queries[j])
+            # s~_j = GRU(y_{j-1}, s_{j-1})
+            if is_conditional:
+                gradient = gru_step_backward(grad_middle, state, both1, new1, inner1, grad_gates[j], grad_first[j])
+                gradient += map_word.backward(grad_first[j])
+            else:
+                gradient = grad_middle
+            if skipped is not None:
+                gradient += skipped
+        # All steps' part of the weights in one matmul each.
+        middles = torch.stack([step[1] for step in steps])
+        if is_conditional:
+            grad_word_weight = map_word.weight_gradient(grad_first, torch.stack([step[0] for step in steps]))
+            grad_word_bias = grad_first.sum(dim=(0, 1))
+        else:
+            grad_gates, grad_word_weight, grad_word_bias = grad_context, None, None
+        return (
+            grad_gates,
+            attention_gradients.slopes * weights.score,
+            attention_gradients.of_values(attention, grad_reads),
+            None,
+            gradient,
+            None,
+            grad_word_weight,
+            grad_word_bias,
+            map_query.weight_gradient(grad_queries, middles),
+            attention_gradients.of_score,
+            map_context.weight_gradient(grad_second, middles),
+            grad_second.sum(dim=(0, 1)),
+            grad_context.sum(dim=(0, 1)),
+            *(() if part is None else part.gradients(middles, [step[9:] for step in steps])),
+        )
+
+
+class AttentionGradients:
+    """Gradients of additive attention ([`attend`]) to `values`, summed over steps; the energies are computed again."""
+
+    def __init__(self, keys: Tensor, values: Tensor, score: Tensor):
+        self.keys, self.score = keys, score
+        self.transposed = values.transpose(1, 2)
+        self.slopes = torch.zeros_like(keys)  # sum over steps of (gradient of the score) * (1 - tanh^2)
+        self.one = keys.new_ones(())
+        self.of_score = torch.zeros_like(score)
+
+    def add_step(
+        self, query: Tensor, attention: Tensor, grad_reads: Tensor, grad_attention: Tensor, grad_query: Tensor
+    ) -> None:
+        """Add a step, from the gradients of the weighted sums of the values and of the weights; fill `grad_query`."""
+        sources, length, width = self.keys.shape
+        rows = query.shape[0]
+        group = rows // sources
+        # the softmax over e_ij
+        weight = attention.view(sources, group, length)
+        grad_weight = torch.matmul(grad_reads.view(sources, group, -1), self.transposed)
+        grad_weight += grad_attention.view(sources, group, length)
+        grad_score = weight * (grad_weight - (weight * grad_weight).sum(dim=-1, keepdim=True))  # (S, g, n)
+        # e_ij = v^T tanh(q_j + k_i): d tanh = 1 - tanh^2
+        energies = tanh_(query.view(sources, group, 1, width) + self.keys[:, None])  # (S, g, n, d)
+        row = grad_score.reshape(rows, 1, length)
+        self.of_score += torch.matmul(row, energies.view(rows, length, width)).sum(dim=(0, 1))
+        slopes = torch.addcmul(self.one, energies, energies, value=-1, out=energies)
+        torch.mul(torch.matmul(row, slopes.view(rows, length, width))[:, 0], self.score, out=grad_query)
+        if group == 1:
+            self.slopes.addcmul_(grad_score.view(sources, length, 1), slopes[:, 0])
+        else:
+            self.slopes += (grad_score[..., None] * slopes).sum(dim=1)
+
+    def of_values(self, attention: Tensor, grad_reads: Tensor) -> Tensor:
+        """Return the gradient of the values from the weights and the gradients of the sums of all steps."""
+        sources, length, _ = self.keys.shape
+        steps, rows = grad_reads.shape[:2]
+        group = rows // sources
+        by_source = attention.view(steps, sources, group, length).permute(1, 3, 0, 2).flatten(2)  # (S, n, T g)
+        return torch.matmul(by_source, grad_reads.view(steps, sources, group, -1).transpose(0, 1).flatten(1, 2))
+
+
+def gru_step(gates: Tensor, recurrent: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """
+    Compute a GRU from `gates`, `W x + b`, and `recurrent`, `U h + b'`, of r, z and n, both `(batch_size, 3 * d)`:
+    `r, z = sigmoid(..)`, `n = tanh(W x + b + r (U h + b'))`, `h' = (1 - z) n + z h`. Return h', `[r; z]` and n.
+    """
+    width = state.shape[-1]
+    both = torch.sigmoid(gates[:, : 2 * width] + recurrent[:, : 2 * width])
+    new = tanh_(torch.addcmul(gates[:, 2 * width :], both[:, :width], recurrent[:, 2 * width :]))
+    return torch.lerp(new, state, both[:, width:]), both, new
+
+
+def gru_step_backward(
+    gradient: Tensor,
+    state: Tensor,
+    both: Tensor,
+    new: Tensor,
+    recurrent: Tensor,
+    grad_gates: Tensor,
+    grad_recurrent: Tensor,
+) -> Tensor:
+    """Fill the gradients of both arguments of [`gru_step`]; return the old state's part outside `recurrent` (of n)."""
+    width = state.shape[-1]
+    reset, update = both[:, :width], both[:, width:]
+    through_new = gradient * (1 - update) * (1 - new * new)
+    grad_gates[:, 2 * width :] = through_new
+    torch.mul(through_new, recurrent, out=grad_gates[:, :width])
+    torch.mul(gradient, state - new, out=grad_gates[:, width : 2 * width])
+    grad_gates[:, : 2 * width] *= both * (1 - both)
+    grad_recurrent[:, : 2 * width] = grad_gates[:, : 2 * width]
+    torch.mul(through_new, reset, out=grad_recurrent[:, 2 * width :])
+    return gradient * update
