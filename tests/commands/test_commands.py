@@ -186,7 +186,6 @@ def test_average_of_a_run(tmp_path, capsys, tiny_folder):
         (("evaluate", "missing.de", "-r", "missing.en"), "missing.en"),
         (("average", "missing", "-o", "out"), "missing"),
         (("inspect", "nowhere/at/all", "A sentence."), "nowhere/at/all"),
-        (("translate", "x", "--alignments"), "requires"),
     ],
 )
 def test_user_errors_have_no_traceback(capsys, words, message, tmp_path, monkeypatch):

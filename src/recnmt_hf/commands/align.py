@@ -43,8 +43,6 @@ def add_arguments(parser: arguments.Parser) -> None:
 def check(args: argparse.Namespace) -> None:
     if (args.links is None) == (args.model is None) or (args.links is not None and args.gold is None):
         raise UserError("Pass a model with --source and --target or --text, or --links with --gold.")
-    if args.source_trees is not None and args.source is None:
-        raise UserError("--source-trees requires --source.", field="--source-trees")
     files = (args.source is not None) + (args.target is not None)
     if args.model is not None and files != (0 if args.text else 2):
         raise UserError("Pass either --source and --target, or --text.")

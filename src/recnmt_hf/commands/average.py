@@ -23,22 +23,15 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     from ..data.files import open_output_folder
     from ..training.checkpoints import average_checkpoints, choose_checkpoints
-    from ..training.metrics import known_direction
 
-    if args.lower_is_better and known_direction(args.metric):
-        raise UserError(f"--lower-is-better and --metric {args.metric} cannot be combined.", field="--lower-is-better")
     refuse_duplicates(args.inputs, "inputs")
     folders, output = [Path(path) for path in args.inputs], Path(os.path.realpath(args.output))
     # Training takes a folder with the name of a checkpoint for an incomplete one, and deletes it.
     if re.fullmatch(r"checkpoint-\d+", output.name):
         raise UserError(f"The output {args.output} has the name of a checkpoint.", field=args.output)
     if len(folders) == 1 and not list(folders[0].glob("*.safetensors")):
-        (run_folder,) = folders
         better = False if args.lower_is_better else None
-        folders = choose_checkpoints(run_folder, args.count, args.which, args.metric, better, note)
-        if len(folders) < args.count:
-            place = f"{run_folder} with a value of {args.metric}" if args.which == "best" else run_folder
-            raise UserError(f"--count must be at most {len(folders)}, the complete checkpoints in {place}.")
+        folders = choose_checkpoints(folders[0], args.count, args.which, args.metric, better, note)
     for folder in folders:
         if output.is_relative_to(folder.resolve()):
             raise UserError(f"The output {args.output} is inside {folder}, which is averaged.", field=args.output)

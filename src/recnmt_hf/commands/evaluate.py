@@ -34,9 +34,6 @@ def add_arguments(parser: Parser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     refuse_duplicates(args.hypotheses, "hypotheses")
-    for name in ("tokenize", "language"):
-        if args.rouge and getattr(args, name) is not None:
-            raise UserError(f"--{name} and --rouge cannot be combined.", field=f"--{name}")
 
 
 def run(args: argparse.Namespace) -> None:

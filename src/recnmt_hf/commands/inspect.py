@@ -2,12 +2,7 @@
 
 import argparse
 
-from ..errors import UserError
 from .arguments import PICTURE_HELP, Parser, add_device_arguments, load_translator, whole
-
-
-# Options of some subjects.
-OPTIONS = ("target", "layer", "head", "direction")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -38,13 +33,7 @@ def run(args: argparse.Namespace) -> None:
     check_text(args.target or "", "--target")
     if args.output is not None:
         check_picture(args.output)
-    options = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
     translator = load_translator(args)
     subject = find_subject(translator.inspected_model().config, args.subject)
-    for name in options:
-        if name not in subject.options:
-            raise UserError(
-                f"--{name} has no effect on the subject {subject.name}. Remove it, or choose another --subject.",
-                field=f"--{name}",
-            )
+    options = {name: value for name in subject.options if (value := getattr(args, name)) is not None}
     print(load_function(subject)(translator, args.sentence, args.output, **options), end="")

@@ -18,16 +18,17 @@ def add_arguments(parser: Parser) -> None:
     add("--space", metavar="NAME", help="name of a Space, user/name, with the page of `recnmt demo` for these models")
     add("--shard-size", help="maximum size of a file of weights (default: 50GB)")
     add("--output", "-o", metavar="FOLDER", help="new folder for a copy of the uploaded files (default: none)")
-    add("--dry-run", action="store_true", help="write the folder --output without uploading it")
+    add("--dry-run", action="store_true", help="list the files, and write them to --output, without uploading them")
     add_card_arguments(parser.group("card"))
     add = parser.group("upload")
     add_visibility = parser.groups["upload"].add_mutually_exclusive_group().add_argument
     add_visibility("--private", action="store_true", default=None, help="create the repository as private")
     add_visibility("--public", dest="private", action="store_false", help="create the repository as public")
     add("--branch", help="branch of the upload, created if it does not exist (default: main)")
-    add("--pull-request", action="store_true", help="open a pull request instead of committing")
+    add_revision = parser.groups["upload"].add_mutually_exclusive_group().add_argument
+    add_revision("--pull-request", action="store_true", help="open a pull request instead of committing")
     add("--message", "-m", help="commit message")
-    add("--tag", help="tag for the commit, e.g. v1.0")
+    add_revision("--tag", help="tag for the commit, e.g. v1.0")
     add("--collection", metavar="SLUG", help="collection to add the model to")
 
 
@@ -41,10 +42,6 @@ def check(args: argparse.Namespace) -> None:
         )
     args.kind = "space" if args.space else "model"
     args.name = args.space or next(iter(args.model[1:]), None)
-    if args.dry_run and not args.output:
-        raise UserError("--dry-run requires --output.", field="--dry-run")
-    if args.pull_request and args.tag:
-        raise UserError("--tag and --pull-request cannot be combined.", field="--tag")
 
 
 def run(args: argparse.Namespace) -> None:

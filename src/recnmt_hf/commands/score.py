@@ -59,8 +59,6 @@ def check(args: argparse.Namespace) -> None:
     by_files = [args.source is not None, args.target is not None]
     if (args.jsonl is not None) == any(by_files) or any(by_files) != all(by_files):
         raise UserError("Pass either --source and --target, or --jsonl.")
-    if args.source_trees is not None and args.source is None:
-        raise UserError("--source-trees requires --source.", field="--source-trees")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -50,8 +50,6 @@ def add_arguments(parser: arguments.Parser) -> None:
 def check(args: argparse.Namespace) -> None:
     if any(len(words) < 3 for words in args.set):
         raise UserError("--set requires a name, sources and at least one file of references.", field="--set")
-    if args.tune_length_penalty is not None and len(args.tune_length_penalty) < 2:
-        raise UserError("--tune-length-penalty requires sources and references.", field="--tune-length-penalty")
     names = [name for name, *_ in args.set]
     arguments.refuse_duplicates(names, "--set")
     arguments.refuse_duplicates([name for name, _ in args.source_trees], "--source-trees")

@@ -14,8 +14,9 @@ def add_arguments(parser: Parser) -> None:
         "output folder (default: outputs/NAME-OF-RECIPE)",
     )
     add = parser.group("run")
-    add("--resume", action="store_true", help="resume from the newest intact checkpoint")
-    add("--overwrite", action="store_true", help="delete the files of an earlier run in the folder")
+    start = parser.groups["run"].add_mutually_exclusive_group().add_argument
+    start("--resume", action="store_true", help="resume from the newest intact checkpoint")
+    start("--overwrite", action="store_true", help="delete the files of an earlier run in the folder")
     add("--print-recipe", action="store_true", help="print the recipe with all defaults without training")
     add("--plan", action="store_true", help="check the recipe and print what would be trained, without training")
     plot = "plot the learning curves of the runs whose folders are given in place of a recipe, in --output (default: "
@@ -44,8 +45,6 @@ def run(args: argparse.Namespace) -> None:
     from ..training.recipe import Recipe
     from ..training.run import train
 
-    if args.resume and args.overwrite:
-        raise UserError("--resume and --overwrite cannot be combined.", field="--resume")
     recipe = Recipe.from_file(args.recipe, args.overrides)
     output = args.output or Path("outputs") / Path(args.recipe).stem
     if args.print_recipe or args.plan:

@@ -22,7 +22,7 @@ def add_arguments(parser: arguments.Parser) -> None:
     add("--output", "-o", help="output file (default: -, standard output)")
     formats = (
         "text: the best translation of each line; n-best: `line ||| text ||| log-probability ||| score`; jsonl: one "
-        "object per line with scores and token ids (default: text, or n-best with --n-best)"
+        "object per line with scores and token ids (default: text, n-best with --n-best, jsonl with --alignments)"
     )
     add("--format", choices=("text", "n-best", "jsonl"), help=formats)
     arguments.add_trees_argument(parser)
@@ -36,9 +36,7 @@ def add_arguments(parser: arguments.Parser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     args.generate = arguments.read_settings(args.generate, "--generate")
-    args.format = args.format or ("n-best" if args.num_hypotheses > 1 else "text")
-    if args.alignments and args.format != "jsonl":
-        raise UserError("--alignments requires --format jsonl.", field="--alignments")
+    args.format = args.format or ("jsonl" if args.alignments else "n-best" if args.num_hypotheses > 1 else "text")
     if args.prefix == "-" and arguments.stream(args.input) is None:
         raise UserError("--prefix - and --input - cannot be combined.", field="--prefix -")
     args.options = arguments.read_options(DecodingOptions, args, (*DECODING, "generate"))
