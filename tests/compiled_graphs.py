@@ -12,20 +12,7 @@ from transformers import MarianConfig, MarianMTModel
 
 VOCABULARY = 37
 # Twelve lengths of sources and of targets, equal ones, the shortest, and rising and falling ones among them.
-ALL_LENGTHS = (
-    (7, 5),
-    (9, 4),
-    (3, 8),
-    (12, 11),
-    (5, 5),
-    (15, 13),
-    (2, 2),
-    (6, 14),
-    (14, 3),
-    (4, 9),
-    (11, 6),
-    (8, 10),
-)
+ALL_LENGTHS = ((7, 5), (9, 4), (3, 8), (12, 11), (5, 5), (15, 13), (2, 2), (6, 14), (14, 3), (4, 9), (11, 6), (8, 10))
 # Without targets of two tokens, for which torch makes a graph of its own: the labels are shifted in shared code.
 MOST_LENGTHS = tuple(lengths for lengths in ALL_LENGTHS if lengths != (2, 2))
 # The first ones, without equal lengths, for which torch makes further graphs.
