@@ -135,8 +135,10 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         check_options(self)
         check_codes(self)
-        if self.generate or self.num_hypotheses > 1:
-            self.generate = check_generate(self.generate, self.beams, self.num_hypotheses)
+        if self.generate:
+            self.generate = check_generate(self.generate, self.beams)
+        if self.num_hypotheses > self.beams and not (self.beams == 1 and self.generate.get("do_sample")):
+            raise UserError(f"num_hypotheses={self.num_hypotheses} exceeds beams={self.beams}.", field="num_hypotheses")
         if self.alignments and self.on_long == "split":
             raise UserError(
                 "alignments=true is not supported with on_long=split, because each part has its own positions.",
@@ -186,7 +188,7 @@ def unknown_option(name: str, known: Iterable[str]) -> UserError:
     return UserError(f"There is no field {name}. Use {remedy}.", field=name)
 
 
-def check_generate(settings: Mapping[str, Any], beams: int, num_hypotheses: int) -> dict[str, Any]:
+def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
     """Return settings for `generate`, with some numbers as `float`; an error for unknown and invalid ones."""
     from transformers import GenerationConfig
 
@@ -201,7 +203,7 @@ def check_generate(settings: Mapping[str, Any], beams: int, num_hypotheses: int)
         if name in GENERATE_FLOATS and type(value) is int:
             settings[name] = float(value)
     values = {name: value for name, value in settings.items() if name not in PYTHON_ARGUMENTS}
-    GenerationConfig(**values, num_beams=beams, num_return_sequences=num_hypotheses).validate(strict=True)
+    GenerationConfig(**values, num_beams=beams).validate(strict=True)
     return settings
 
 
