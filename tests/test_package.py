@@ -115,7 +115,7 @@ def console_script(tmp_path_factory):
         ("--version", 0, recnmt_hf.__version__),
         ("", 2, "required"),
         ("transalte model", 2, "invalid choice"),
-        ("translate model --beams 2 --n-best 3", 2, "num_hypotheses"),
+        ("translate model --beams x", 2, "--beams"),
         ("train", 2, "required"),
         ("sweep recipe.yaml", 2, "scripts/experiments/sweep.py"),
     ],
