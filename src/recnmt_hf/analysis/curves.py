@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import MissingFileError, UserError
+from ..errors import UserError
 from ..training.checkpoints import newest_checkpoint, state_of
 from ..training.evidence import Evidence, curve_of, without_private
 from ..training.output_folder import BASELINE, RECIPE, mapping_in
@@ -25,8 +25,6 @@ def curve_of_run(path: str | Path) -> Curve:
         UserError: The folder has no run, or the run has not logged anything yet.
     """
     path = Path(path)
-    if not path.is_dir():
-        raise MissingFileError(f"The folder {path} does not exist.", field=path)
     newest = newest_checkpoint(path) or newest_checkpoint(path / BASELINE)
     curve: Curve = curve_of(state_of(newest).get("log_history", [])) if newest is not None else []
     curve = curve or Evidence.load(path).curve

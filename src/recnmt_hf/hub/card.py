@@ -74,6 +74,9 @@ def write_card(
         template (`str` or `Path`, *optional*): A Jinja template in place of `card_template.md`. It gets `card_data`
             (the metadata as YAML), `evidence`, and the values of [`template_values`].
 
+    Returns:
+        `Path`: The card, `README.md` in the model's folder.
+
     Raises:
         UserError: The folder has no model, or one that cannot translate; the code of the card fails; `README.md` is a
             symbolic link, which may lead to any file of this machine.

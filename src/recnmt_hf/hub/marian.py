@@ -95,6 +95,9 @@ def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
         output (`str` or `Path`): A new folder, which is returned.
         **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
 
+    Returns:
+        `Path`: The folder of the model.
+
     Raises:
         UserError: It is not a MarianMT model, its files are damaged, or packages of the extra `marian` are missing.
         FileExistsError: The output exists and is not empty.
@@ -192,6 +195,9 @@ def export_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
         source (`str` or `Path`): Folder or model id.
         output (`str` or `Path`): A new folder, which is returned.
         **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
+
+    Returns:
+        `Path`: The folder of the checkpoint.
 
     Raises:
         UserError: MarianMT does not support the model, or the files are damaged.

@@ -64,6 +64,9 @@ def import_marian_file(
         search_settings (`str` or `Path`, *optional*): A YAML file for marian-decoder. Its beam size, length penalty and
             `allow-unk` become generation settings. Without it: greedy search without unknown tokens.
 
+    Returns:
+        `Path`: The folder of the model.
+
     Raises:
         UserError: A file is missing, damaged, or of another program; a setting or an array is not supported; or the
             files do not belong together. Nothing is written.
@@ -182,6 +185,9 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
         output (`str` or `Path`): A file `NAME.npz`, which is returned. SentencePiece models (`NAME.vocab.spm`, or
             `NAME.source.spm` and `NAME.target.spm`) and `NAME.decoder.yml` for marian-decoder are written beside it.
         **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
+
+    Returns:
+        `Path`: The `.npz` file.
 
     Raises:
         UserError: Marian does not support the model or its tokenizers, or the files are damaged.

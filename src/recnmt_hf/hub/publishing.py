@@ -79,6 +79,9 @@ def prepare_repository(source: str | Path, output: str | Path, name: str, shard:
         shard (`str`, *optional*): Largest file of weights.
         **card: `license`, `sentence`, `notes` and `template` as for [`~recnmt_hf.hub.card.write_card`].
 
+    Returns:
+        `Path`: The folder of the repository.
+
     Raises:
         UserError: The model is incomplete or does not match its tokenizers; the code of the card fails; a text contains
             an access token.

@@ -63,6 +63,9 @@ def align_pairs(
         options ([`DecodingOptions`], *optional*): The languages, for a model of several.
         first (`int`, *optional*, defaults to 1): Number of the first pair in messages.
 
+    Returns:
+        An iterator over [`WordAlignment`], one for each pair, in order.
+
     Raises:
         ValueError: A sentence is empty, or the model does not attend to source words.
     """

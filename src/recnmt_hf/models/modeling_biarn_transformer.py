@@ -318,6 +318,8 @@ class RecurrenceEncoder(nn.Module):
 
 
 class BiARNTransformerPreTrainedModel(NMTTransformerPreTrainedModel):
+    """Base class of the BiARNTransformer models: configuration, initialization and loading."""
+
     config: BiARNTransformerConfig
     _no_split_modules = [
         "TransformerEncoderLayer",

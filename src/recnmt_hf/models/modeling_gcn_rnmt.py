@@ -231,6 +231,8 @@ class BagOfWords(nn.Module):
 
 
 class GCNRNMTPreTrainedModel(RNMTPreTrainedModel):
+    """Base class of the GCNRNMT models: configuration, initialization and loading."""
+
     config: GCNRNMTConfig
     _no_split_modules = ["RNMTRecurrentLayer", "RelationPropagation", "ConvolutionLayer", "GraphConvolution"]
 

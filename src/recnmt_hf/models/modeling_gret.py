@@ -236,6 +236,8 @@ class GlobalGate(nn.Module):
 
 
 class GRETPreTrainedModel(NMTTransformerPreTrainedModel):
+    """Base class of the GRET models: configuration, initialization and loading."""
+
     config: GRETConfig
 
 

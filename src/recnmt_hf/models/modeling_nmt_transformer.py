@@ -87,6 +87,8 @@ def build_decoder_attention(config: NMTTransformerConfig, index: int) -> tuple[n
 
 
 class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
+    """Base class of the NMTTransformer models: configuration, initialization and loading."""
+
     config: NMTTransformerConfig
     _no_split_modules = ["TransformerEncoderLayer", "TransformerDecoderLayer"]
 

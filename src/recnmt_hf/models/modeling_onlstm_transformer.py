@@ -275,6 +275,8 @@ class StackedRecurrentLayer(RecurrentEncoderLayer):
 
 
 class ONLSTMTransformerPreTrainedModel(NMTTransformerPreTrainedModel):
+    """Base class of the ONLSTMTransformer models: configuration, initialization and loading."""
+
     config: ONLSTMTransformerConfig
     _no_split_modules = ["TransformerEncoderLayer", "TransformerDecoderLayer", "StackedRecurrentLayer"]
 

@@ -271,6 +271,8 @@ class InputOrder:
 
 
 class RNMTPreTrainedModel(Seq2SeqPreTrainedModel):
+    """Base class of the RNMT models: configuration, initialization and loading."""
+
     config: RNMTConfig
     # Not the whole relation layer: sharding may checkpoint a module that it wraps, and norms must see a batch once.
     _no_split_modules = ["RNMTRecurrentLayer", "RelationPropagation"]

@@ -282,6 +282,8 @@ class SlicedProjection(nn.Module):
 
 
 class RPETransformerPreTrainedModel(NMTTransformerPreTrainedModel):
+    """Base class of the RPETransformer models: configuration, initialization and loading."""
+
     config: RPETransformerConfig
 
 

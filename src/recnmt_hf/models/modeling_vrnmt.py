@@ -316,6 +316,8 @@ def run_steps_reference(
 
 
 class VRNMTPreTrainedModel(RNMTPreTrainedModel):
+    """Base class of the VRNMT models: configuration, initialization and loading."""
+
     config: VRNMTConfig
 
 
