@@ -64,7 +64,7 @@ def test_curves_of_checkpoints_and_models(tmp_path, capsys):
     shutil.rmtree(run / "checkpoint-10")
     for words, code in (
         ([str(run)], "has no complete checkpoint or model"),
-        ([str(tmp_path / "none")], "does not exist"),
+        ([str(tmp_path / "none")], "has no complete checkpoint or model"),
         ([str(run), str(run)], "repeats"),
         ([str(tmp_path / "model"), "-o", "a.txt"], "is not the name of an image file"),
     ):
