@@ -1,13 +1,95 @@
-"""The table of `recnmt inspect`: families, functions, options, and the names of the commands before it."""
+"""`recnmt inspect`: its table of families, and what each family shows of a sentence, as values, tables and pictures."""
 
 import inspect
 
+import numpy as np
+import pytest
 import torch
 from user_errors import rejects
 
 import recnmt_hf
+from recnmt_hf import Translator
+from recnmt_hf.analysis.global_state import global_state
+from recnmt_hf.analysis.plots import heat_maps
+from recnmt_hf.analysis.recurrence import recurrence_attention
+from recnmt_hf.analysis.recurrent_positions import SidePositions, positions_to_tsv, recurrent_positions
+from recnmt_hf.analysis.relations import relation_scores
 from recnmt_hf.analysis.subjects import SUBJECTS, find_subject, load_function
+from recnmt_hf.analysis.syntactic_distance import SyntacticDistances, nodes, syntactic_distances
 from recnmt_hf.commands.main import MOVED, main
+
+
+SENTENCE, TRANSLATION = "The dog sleeps.", "Der Hund schläft."
+# Function and fields of each family, fields without the mechanism, and what the error says of such a model.
+FAMILIES = {
+    "BiARNTransformer": (recurrence_attention, {"recurrence_encoder_layers": 2, "recurrence_steps": 5}, {}, "Use a"),
+    "GRET": (
+        global_state,
+        {"num_capsules": 5},
+        {"global_capsule": False, "global_gate": False},
+        "Use a gret with use_global_state=true",
+    ),
+    "ONLSTMTransformer": (syntactic_distances, {}, {"encoder_layer_types": ["lstm", "attention"]}, 'Use one with "onl'),
+    "RNMT": (relation_scores, {"init_uniform": None}, {"relation_layers": 0}, "model has no relation layers"),
+    "RPETransformer": (
+        recurrent_positions,
+        {},
+        {"rpe_encoder": False, "rpe_decoder": False},
+        "Use an rpe_transformer with rpe_encoder",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def save(tokenizer, tmp_path_factory):
+    """Return a function that saves an untrained model of a family."""
+
+    def saved(prefix, **fields):
+        torch.manual_seed(2)
+        sizes = {"vocab_size": len(tokenizer), "d_model": 32, **FAMILIES[prefix][1]}
+        config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", **{**sizes, **fields})
+        folder = tmp_path_factory.mktemp(prefix)
+        getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    return saved
+
+
+@pytest.fixture(scope="module")
+def folders(save):
+    return {prefix: save(prefix) for prefix in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def translators(folders):
+    return {prefix: Translator.from_pretrained(folder, device="cpu") for prefix, folder in folders.items()}
+
+
+@pytest.fixture
+def shown(capsys):
+    """Return a function that runs the command, and returns the cells of what it prints."""
+
+    def run(folder, *words):
+        assert main(["inspect", folder, SENTENCE, "--device", "cpu", *words]) == 0
+        return [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
+def ids_of(translator):
+    return translator.tokenizer(SENTENCE, return_tensors="pt")["input_ids"]
+
+
+def labels_of(translator):
+    return translator.tokenizer(text_target=TRANSLATION, return_tensors="pt")["input_ids"]
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected.detach(), atol=1e-6)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_function_takes_the_options_of_its_row():
@@ -28,14 +110,10 @@ def test_a_derived_family_has_the_subject_of_its_base():
         find_subject(recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=20))
 
 
-def test_old_command_names_work_with_a_notice(tokenizer, tmp_path, capsys):
+def test_old_command_names_work_with_a_notice(folders, capsys):
     subjects = {name for name, line in MOVED.items() if f"--subject {name}" in line}
     assert subjects == {subject.name for subject in SUBJECTS.values()} - {"relations"}
-    torch.manual_seed(2)
-    config = recnmt_hf.ONLSTMTransformerConfig.from_preset("tiny", vocab_size=len(tokenizer), d_model=32)
-    recnmt_hf.ONLSTMTransformerForConditionalGeneration(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    words = [str(tmp_path), "The dog sleeps.", "--device", "cpu"]
+    words = [folders["ONLSTMTransformer"], SENTENCE, "--device", "cpu"]
     assert main(["inspect", *words]) == 0
     expected = capsys.readouterr()
     assert main(["tree", *words]) == 0
@@ -44,3 +122,226 @@ def test_old_command_names_work_with_a_notice(tokenizer, tmp_path, capsys):
     assert "recnmt tree" in printed.err and "recnmt inspect" in printed.err
     assert main(["global", *words]) == 2
     assert "Use a gret with use_global_state=true" in capsys.readouterr().err
+
+
+# -- values are those of the model -------------------------------------------------------------------------------------
+
+
+def test_global_state(translators):
+    translator = translators["GRET"]
+    state = global_state(translator, SENTENCE, TRANSLATION)
+    outputs = translator.model(input_ids=ids_of(translator), labels=labels_of(translator), output_attentions=True)
+    for layer in range(2):
+        close(state.routing[layer], outputs.routing_weights[layer][0])
+        close(state.pooling[layer], outputs.pooling_weights[layer][0])
+    close(state.gates, outputs.global_gates[0][0].mean(-1))
+    assert "".join(state.source).startswith("Thedogsleeps.") and "".join(state.target).startswith("DerHundschläft.")
+    assert len(global_state(translator, SENTENCE).target) >= 1
+
+
+def test_recurrent_positions(translators):
+    translator = translators["RPETransformer"]
+    source, target = recurrent_positions(translator, SENTENCE, TRANSLATION)
+    labels = labels_of(translator)
+    outputs = translator.model(input_ids=ids_of(translator), labels=labels, output_attentions=True)
+    for side, vectors in ((source, outputs.source_recurrent_positions), (target, outputs.target_recurrent_positions)):
+        rows = vectors[0][0].detach().numpy()
+        lengths = np.linalg.norm(rows, axis=1)
+        np.testing.assert_allclose(side.recurrent, rows @ rows.T / np.outer(lengths, lengths), atol=1e-5)
+        np.testing.assert_allclose(np.diagonal(side.absolute), 1, atol=1e-6)
+        # Sinusoids know distances alone: every diagonal is one value.
+        for distance in range(1, len(side.tokens)):
+            assert np.ptp(np.diagonal(side.absolute, distance)) < 1e-6
+    assert "".join(source.tokens).startswith("Thedogsleeps.")
+    assert "".join(target.tokens[1:]).startswith("DerHundschläft") and len(target.tokens) == labels.shape[1]
+    assert len(recurrent_positions(translator, SENTENCE)) == 2
+
+
+def test_syntactic_distances(translators):
+    translator = translators["ONLSTMTransformer"]
+    state = syntactic_distances(translator, SENTENCE)
+    outputs = translator.model.get_encoder()(ids_of(translator), output_attentions=True)
+    close(state.distances[0], outputs.master_gate_distances[0][0])
+    assert "".join(state.tokens).startswith("Thedogsleeps.") and state.distances.shape == (1, len(state.tokens), 2)
+
+
+def test_recurrence_attention(translators):
+    translator = translators["BiARNTransformer"]
+    ids = ids_of(translator)
+    expected = translator.model.get_encoder()(ids, output_attentions=True).recurrence_attentions
+    found = recurrence_attention(translator, SENTENCE)
+    assert found.directions == ("forward", "backward") and len(found.tokens) == ids.shape[1]
+    assert "".join(found.tokens).startswith("Thedogsleeps.")
+    close(found.weights, expected[0][0])
+    np.testing.assert_allclose(found.of_head().sum(-1), 1.0, atol=1e-5)
+    np.testing.assert_allclose(found.of_head(2), found.weights[:, 2])
+    above = recurrence_attention(translator, SENTENCE, layer=1)
+    assert above.tokens == [f"step {t}" for t in range(1, 6)] and above.weights.shape == (2, 4, 5, 5)
+
+
+def test_relation_scores(translators):
+    translator = translators["RNMT"]
+    expected = translator.model.get_encoder()(ids_of(translator), output_attentions=True).relation_scores
+    for layer in (0, 1):
+        found = relation_scores(translator, SENTENCE, layer)
+        close(found.scores, expected[layer][0])
+        assert found.scores.shape == (len(found.tokens),) * 2 and found.scores.std() > 0
+
+
+def test_a_sentence_is_split_where_the_memory_is_closed_most():
+    """Before the token that closes it, or behind it where the sentence is read from its end."""
+    forward, backward = [0.9, 0.2, 0.5, 0.1], [0.1, 0.6, 0.2, 0.9]
+    state = SyntacticDistances(list("abcd"), np.array([[[0.0, 0.0]] * 4, list(zip(forward, backward, strict=True))]))
+    assert state.tree() == ((0, 1), (2, 3)) and state.brackets() == "((a b) (c d))"
+    assert state.brackets(direction="backward") == "((a b) (c d))"
+    assert state.brackets(0) == "(a (b (c d)))"  # ties: the first
+    assert SyntacticDistances(["a"], np.zeros((1, 1, 1))).brackets() == "a"
+    with rejects("tokens; a tree can have at most", "501"):
+        SyntacticDistances(["a"] * 501, np.zeros((1, 501, 1))).brackets()
+    assert SyntacticDistances(["a"] * 500, np.zeros((1, 500, 1))).brackets().count("(") == 499
+    steep = SyntacticDistances(list("abcd"), np.array([[[0.0], [0.1], [0.2], [0.3]]]))
+    assert steep.brackets() == "(((a b) c) d)"
+    assert list(nodes(steep.tree())) == [
+        (0.5, 1, [0.0, 0, 1.0, 0]),
+        (1.25, 2, [0.5, 1, 2.0, 0]),
+        (2.125, 3, [1.25, 2, 3.0, 0]),
+    ]
+
+
+def test_a_table_by_distance():
+    recurrent = np.array([[1.0, 0.5, -0.25], [0.5, 1.0, 0.1], [-0.25, 0.1, 1.0]])
+    absolute = np.array([[1.0, 0.9, 0.8], [0.9, 1.0, 0.9], [0.8, 0.9, 1.0]])
+    sides = [SidePositions("source", list("abc"), recurrent, absolute), SidePositions("target", ["a"], recurrent, None)]
+    sides.append(SidePositions("target", list("ab"), recurrent[:2, :2], None))
+    assert positions_to_tsv(sides).splitlines() == [
+        "side\tdistance\tpairs\tposition\trecurrent\tleast\tlargest",
+        "source\t1\t2\t0.900000\t0.300000\t0.100000\t0.500000",
+        "source\t2\t1\t0.800000\t-0.250000\t-0.250000\t-0.250000",
+        "target\t1\t1\t\t0.500000\t0.500000\t0.500000",
+    ]
+
+
+def test_control_tokens_in_a_sentence_are_text(translators):
+    translator = translators["BiARNTransformer"]
+    taking = type(translator.tokenizer)(
+        tokenizer_object=translator.tokenizer.backend_tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
+    found = recurrence_attention(Translator(translator.model, taking), "dog </s> dog")
+    assert found.tokens.count("</s>") == 1 and found.tokens[-1] == "</s>"
+
+
+# -- tables and pictures -----------------------------------------------------------------------------------------------
+
+
+def test_tables(folders, shown):
+    first, *rows = shown(folders["GRET"], "--target", TRANSLATION)
+    capsules, heading, words = rows[:5], rows[5], rows[6:]
+    assert first[:4] == ["capsule", "weight", "The", "dog"] and heading == ["target", "gate"]
+    assert all(abs(sum(map(float, row[2:])) - 1) < 1e-4 for row in capsules)
+    assert abs(sum(float(row[1]) for row in capsules) - 1) < 1e-4
+    assert words[0][0].startswith("D") and all(0 < float(row[1]) < 1 for row in words)
+    assert shown(folders["GRET"], "--target", TRANSLATION, "--layer", "0")[1] != capsules[0]
+
+    first, *rows = shown(folders["BiARNTransformer"])
+    assert first[:4] == ["direction", "step", "The", "dog"] and len(rows) == 2 * 5
+    assert {row[0] for row in rows} == {"forward", "backward"}
+    assert all(abs(sum(map(float, row[2:])) - 1) < 1e-4 for row in rows)
+
+    (brackets,), heading, *rows = shown(folders["ONLSTMTransformer"])
+    assert brackets.count("(") == len(rows) - 1 and heading == ["token", "distance"]
+    assert brackets.replace("(", "").replace(")", "").split() == [row[0] for row in rows]
+    assert all(0 < float(row[1]) < 1 for row in rows)
+
+    first, *rows = shown(folders["RNMT"], "--layer", "1")
+    assert first[1:] == [row[0] for row in rows] and float(rows[0][1]) > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "sides"),
+    [
+        ({}, {"source", "target"}),
+        ({"rpe_encoder": False}, {"target"}),
+        ({"rpe_dim": 32, "rpe_decoder": False}, {"source"}),
+    ],
+    ids=str,
+)
+def test_a_table_of_the_sides_that_have_a_recurrence(save, shown, fields, sides):
+    rows = shown(save("RPETransformer", **fields), "--target", TRANSLATION)[1:]
+    assert {row[0] for row in rows} == sides
+    assert all(bool(row[3]) == (fields.get("rpe_dim") != 32) for row in rows), "with positions or without"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "fields", "words", "summary"),
+    [
+        ("BiARNTransformer", {}, ["--head", "1"], "forward and backward, 5 steps over"),
+        ("GRET", {}, ["--target", TRANSLATION], "5 capsules over"),
+        ("GRET", {"global_capsule": False}, [], "0 capsules over"),
+        ("GRET", {"global_gate": False, "capsule_pooling": "mean"}, [], "5 capsules over"),
+        ("ONLSTMTransformer", {}, ["--direction", "backward", "--layer", "0"], "a tree over"),
+        ("RNMT", {}, [], "relations of"),
+        ("RPETransformer", {}, ["--target", TRANSLATION], "target"),
+        ("RPETransformer", {"rpe_dim": 32, "rpe_decoder": False}, [], "source"),
+    ],
+)
+def test_pictures(save, shown, tmp_path, prefix, fields, words, summary):
+    pytest.importorskip("matplotlib", reason="the extra plots is not installed")
+    folder = save(prefix, **fields)
+    for ending, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        picture = tmp_path / f"picture.{ending}"
+        assert summary in str(shown(folder, "-o", str(picture), *words))
+        assert picture.read_bytes().startswith(start) and picture.stat().st_size > 5_000
+    if prefix == "RNMT":
+        assert "length of the relation vector" in picture.read_text() and "attention" not in picture.read_text()
+
+
+def test_dollars_are_no_formulas(tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra plots is not installed")
+    heat_maps([("from $5 to $x_{$", np.ones((1, 1)))], ["$5 of $\\b"], ["$"], "step", tmp_path / "a.png")
+    assert (tmp_path / "a.png").is_file()
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", FAMILIES)
+def test_blank_sentences_and_other_models(translators, save, tiny_folder, prefix):
+    function, _, without, message = FAMILIES[prefix]
+    for blank in (" ", "\ufeff \u00ad", "\x07"):
+        with rejects(field="sentence"):
+            function(translators[prefix], blank)
+    if "target" in inspect.signature(function).parameters:
+        with rejects(field="translation"):
+            function(translators[prefix], SENTENCE, "")
+    for folder in (tiny_folder, *([save(prefix, **without)] if without else [])):
+        with rejects(message):
+            function(Translator.from_pretrained(folder, device="cpu"), SENTENCE)
+
+
+@pytest.mark.parametrize("wrong", [4, "1", 1.5, True])
+def test_layers_heads_and_directions_that_do_not_exist(translators, wrong):
+    recurrence = recurrence_attention(translators["BiARNTransformer"], SENTENCE)
+    with rejects(field="head"):
+        recurrence.of_head(wrong)
+    distances = syntactic_distances(translators["ONLSTMTransformer"], SENTENCE)
+    for choose in (
+        lambda: recurrence_attention(translators["BiARNTransformer"], SENTENCE, layer=wrong),
+        lambda: global_state(translators["GRET"], SENTENCE, TRANSLATION).to_tsv(wrong),
+        lambda: distances.of(wrong),
+        lambda: relation_scores(translators["RNMT"], SENTENCE, wrong),
+    ):
+        with rejects(field="layer"):
+            choose()
+    with rejects("does not exist in this model", "forward or backward"):
+        distances.of(direction="up")
+
+
+def test_options_that_do_not_fit(folders, save, capsys):
+    for folder, words, message in (
+        (folders["GRET"], ["-o", "picture.txt"], "is not the name of an image file"),
+        (save("ONLSTMTransformer", rnn_bidirectional=False), ["--direction", "backward"], "does not exist in this mod"),
+    ):
+        assert main(["inspect", folder, SENTENCE, "--device", "cpu", *words]) == 2
+        assert message in capsys.readouterr().err
+    with rejects(field="large.png"):
+        heat_maps([("", np.ones((160, 160)))], ["a"] * 160, ["b"] * 160, "step", "large.png")
