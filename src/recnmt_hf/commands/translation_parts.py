@@ -54,7 +54,7 @@ def write_translations(
     trace: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:
     """Write the translations of lines in the format of the arguments; the number of the first line is `first`."""
-    scores = args.format != "text"
+    scores = args.format != "text" or trace is not None
     translations = translator.translate(lines, args.options, prefixes, scores, first=first + 1, trace=trace)
     for line, translation in enumerate(arguments.progress(translations, "sentences", out=out), start=first):
         if args.format == "text":

@@ -92,7 +92,10 @@ def prepare_repository(source: str | Path, output: str | Path, name: str, shard:
     evidence = Evidence.load(folder)
 
     def set_generation(model: Any) -> None:
-        """Let `model.generate` search as the model's tests do, with a limit of 256 tokens if training set none."""
+        """
+        Set the beams and the exponent of the length penalty of the model's tests for `model.generate`, which divides by
+        the length itself, and a limit of 256 tokens if training set none.
+        """
         config = model.generation_config
         decoding = evidence.tests[0].decoding if evidence.tests else {}
         config.num_beams = decoding.get("beams", config.num_beams)

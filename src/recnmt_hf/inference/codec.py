@@ -336,7 +336,8 @@ class Codec:
 
         for piece, opening, own in zip(request.pieces, request.openings(), rows, strict=True):
             first = start_id(self.model) if opening.start is None else opening.start
-            read = {"unknown": piece.ids.count(source.unk_token_id), **named(source, piece.ids)}
+            ends = not end_ids(self.model).isdisjoint(piece.ids)  # False for a source that was cut
+            read = {"unknown": piece.ids.count(source.unk_token_id), "has_end": ends, **named(source, piece.ids)}
             start = {"given": opening.given, **named(target, [first, *opening.ids])}
             written = [{"score": row.score, "log_prob": row.log_prob, **named(target, row.tokens)} for row in own]
             pieces.append({"source": read, "decoder_start": start, "rows": written})

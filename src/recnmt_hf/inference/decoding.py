@@ -31,6 +31,10 @@ class VaswaniLengthPenalty(float):
         return ((5.0 + length) / 6.0) ** float(self)
 
 
+# Type of a length penalty -> class of its exponent; `length ** exponent` is the divisor, and counts the end token.
+LENGTH_PENALTIES: dict[str, type[float]] = {"vaswani": VaswaniLengthPenalty, "hf": float}
+
+
 class PerSentence:
     """Base class of processors and criteria with values for each sentence of a batch."""
 

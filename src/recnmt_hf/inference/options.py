@@ -147,10 +147,9 @@ class DecodingOptions:
 
     def penalty(self) -> float:
         """Return the value of `generate`'s `length_penalty`; `length ** penalty` is the divisor."""
-        from .decoding import VaswaniLengthPenalty
+        from .decoding import LENGTH_PENALTIES
 
-        kind = VaswaniLengthPenalty if self.length_penalty_type == "vaswani" else float
-        return kind(self.length_penalty)
+        return LENGTH_PENALTIES[self.length_penalty_type](self.length_penalty)
 
 
 def length_penalty(kind: Literal["vaswani", "hf"], alpha: float) -> float:

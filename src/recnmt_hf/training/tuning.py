@@ -8,7 +8,6 @@ from typing import Any
 
 from .._plain_text import on_one_line
 from ..inference.options import DecodingOptions
-from ..inference.results import Hypothesis
 from ..inference.translator import Translator
 from .metrics import TextScorer
 
@@ -17,16 +16,6 @@ from .metrics import TextScorer
 GRID = tuple(round(0.1 * step, 1) for step in range(21))
 # Hypotheses of each sentence that are rescored.
 N_BEST = 16
-
-
-def best_hypothesis(hypotheses: Sequence[Hypothesis], alpha: float, penalty_type: str = "vaswani") -> Hypothesis:
-    """Return the hypothesis with the highest log-probability / penalty: ((5 + length) / 6)^alpha, or length^alpha."""
-
-    def score(one: Hypothesis) -> float:
-        length = max(len(one.tokens), 1)
-        return one.log_prob / ((5 + length) / 6 if penalty_type == "vaswani" else length) ** alpha
-
-    return max(hypotheses, key=score)
 
 
 def tune_length_penalty(
@@ -52,7 +41,8 @@ def tune_length_penalty(
     lists = [translation.hypotheses for translation in translator.translate(sources, options)]
     scores = {}
     for alpha in GRID:
-        best = [best_hypothesis(one, alpha, options.length_penalty_type).text for one in lists]
-        *_, score = scorer.scores([on_one_line(text) for text in best], references).values()
+        penalty = replace(options, length_penalty=alpha).penalty()
+        best = [max(rows, key=lambda row: row.log_prob / max(len(row.tokens), 1) ** penalty) for rows in lists]
+        *_, score = scorer.scores([on_one_line(row.text) for row in best], references).values()
         scores[alpha] = score.score
     return dict(sorted(scores.items(), key=lambda entry: -entry[1]))
