@@ -16,11 +16,8 @@ from recnmt_hf.commands.main import build_parser, main, parse
 SHORTER = {
     "corpus": ["--train", "40", "--validation", "4", "--test", "4", "--test-deep", "4"],
     "train": [
-        "training.max_steps=6",
-        "training.max_tokens=200",
-        "training.eval_steps=2",
-        "training.save_steps=2",
-        "training.bleu_samples=2",
+        *("training.max_steps=6", "training.max_tokens=200"),
+        *(f"training.{name}=2" for name in ("eval_steps", "save_steps", "bleu_samples")),
         "data.train={generated: train, size: 60}",
         "data.validation={generated: validation, size: 4}",
         "test={test: {generated: test, size: 2}}",

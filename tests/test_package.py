@@ -165,14 +165,6 @@ def test_signals(tmp_path, moment, number):
     assert result.stderr.split("\n") == (["", f"recnmt corpus: {WORDS[number]}.", ""] if moment != "twice" else [""])
 
 
-@pytest.mark.slow
-def test_the_command_registers_when_it_needs_models(console_script):
-    result = subprocess.run(
-        [sys.executable, console_script, "publish", "--card-only", "nowhere"], capture_output=True, text=True
-    )
-    assert result.returncode == 2, result.stderr
-
-
 def test_processes_that_the_command_spawns_know_the_models(tmp_path):
     """They have the name and arguments of the command but register the models at once."""
     script = tmp_path / "recnmt"
@@ -190,11 +182,6 @@ if __name__ == "__main__":
 """)
     result = subprocess.run([sys.executable, script, "translate"], capture_output=True, text=True)
     assert result.stdout.splitlines() == ["True False", "False RNMTConfig"], result.stderr
-
-
-@pytest.mark.slow
-def test_the_pipeline_can_be_imported_first():
-    assert python("from recnmt_hf import pipeline; print(pipeline.__module__)").startswith("recnmt_hf")
 
 
 def imported(path):

@@ -221,15 +221,6 @@ def test_a_table_by_distance():
     ]
 
 
-def test_control_tokens_in_a_sentence_are_text(translators):
-    translator = translators["BiARNTransformer"]
-    taking = type(translator.tokenizer)(
-        tokenizer_object=translator.tokenizer.backend_tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
-    )
-    found = recurrence_attention(Translator(translator.model, taking), "dog </s> dog")
-    assert found.tokens.count("</s>") == 1 and found.tokens[-1] == "</s>"
-
-
 # -- tables and pictures -----------------------------------------------------------------------------------------------
 
 

@@ -38,10 +38,6 @@ def test_every_command_has_help(capsys):
         assert f"recnmt {command}" in capsys.readouterr().out
 
 
-def test_the_training_script_is_the_command(repository):
-    assert 'main(["train", *sys.argv[1:]])' in (repository / "scripts/train.py").read_text()
-
-
 def test_corpus_and_tokenizer(tmp_path, capsys):
     assert (
         call(capsys, "corpus", "-o", tmp_path, "--train", 50, "--validation", 5, "--test", 5, "--test-deep", 5)[0] == 0
@@ -178,29 +174,6 @@ def test_average_of_a_run(tmp_path, capsys, tiny_folder):
 
 
 @pytest.mark.parametrize(
-    "words, message",
-    [
-        (("translate", "nowhere/at/all"), "nowhere/at/all"),
-        (("train", "missing.yaml"), "missing.yaml"),
-        (("score", "model", "-s", "a"), "Pass"),
-        (("evaluate", "missing.de", "-r", "missing.en"), "missing.en"),
-        (("average", "missing", "-o", "out"), "missing"),
-        (("inspect", "nowhere/at/all", "A sentence."), "nowhere/at/all"),
-    ],
-)
-def test_user_errors_have_no_traceback(capsys, words, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, _, err = call(capsys, *words)
-    assert code == 2 and message in err and "Traceback" not in err
-
-
-def test_files_of_different_lengths_are_rejected(capsys, texts, tmp_path):
-    (tmp_path / "short.de").write_text("eins\n")
-    code, _, err = call(capsys, "evaluate", tmp_path / "short.de", "-r", texts / "test.de")
-    assert code == 2 and "lines, but" in err and "short.de" in err
-
-
-@pytest.mark.parametrize(
     ("command", "program"), [(command, program) for command, program in MOVED.items() if "python" in program]
 )
 def test_moved_commands_name_their_program(capsys, repository, command, program):
@@ -236,12 +209,6 @@ def test_earlier_names_mean_the_new_ones(monkeypatch, capsys, old, new):
         assert seen[0][name] == seen[1][name], name
 
 
-def test_positional_outputs_are_those_of_earlier_names(capsys):
-    with pytest.raises(SystemExit):
-        main(["convert", "model", "out"])
-    assert "--output" in capsys.readouterr().err
-
-
 def test_quiet_shows_only_warnings_and_errors(capsys, tiny_folder, texts):
     words = ("score", tiny_folder, "-s", texts / "test.en", "-t", texts / "test.de")
     code, out, err = call(capsys, *words)
@@ -264,16 +231,3 @@ def test_a_revision_is_that_of_from_pretrained(monkeypatch, capsys, tiny_folder)
 def test_env(capsys):
     code, out, _ = call(capsys, "env")
     assert code == 0 and all(f"{name}: " in out for name in ("recnmt_hf", "Python", "torch", "GPU", "extras"))
-
-
-def test_print_recipe(capsys, repository):
-    code, out, _ = call(capsys, "train", repository / "scripts/recipes/quickstart.yaml", "--print-recipe")
-    assert code == 0 and "adam_beta2: 0.98" in out  # a default
-    recipe = repository / "scripts/recipes/quickstart.yaml"
-    code, out, _ = call(
-        capsys, "train", recipe, "-o", "x", "training.max_steps=7", "--print-recipe", "model.preset=big"
-    )
-    assert code == 0 and "max_steps: 7" in out and "preset: big" in out
-    with pytest.raises(SystemExit):
-        main(["train", str(recipe), "--no-such-option"])
-    assert "unrecognized arguments" in capsys.readouterr().err

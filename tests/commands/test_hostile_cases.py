@@ -237,16 +237,6 @@ class Echo:
             yield Translation(sentence, [Hypothesis(repr(sentence), 0.0, 0.0)])
 
 
-def test_lines_end_at_line_feeds_alone(world):
-    from recnmt_hf.data.text import read_lines
-
-    assert list(read_lines(world / "separators.en")) == ["The\u2028dog\u2029sleeps\x0b.", "A\x85cat\x1c.", "Birds\x1e."]
-    assert len(list(read_lines(world / "cr.en"))) == 1
-    assert (
-        list(read_lines(world / "bom.en")) == list(read_lines(world / "one.en")) == list(read_lines(world / "crlf.en"))
-    )
-
-
 # -- foreign code ----------------------------------------------------------------------------------------------
 
 

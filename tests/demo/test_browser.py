@@ -22,10 +22,7 @@ TEXT = "The dog sleeps. The old cat that the boy sees loves the bird.\nA child r
 # Milliseconds within which something has to appear; other tests run at the same time.
 PATIENCE = 60_000
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")]
 
 
 @pytest.fixture(scope="module")
@@ -246,16 +243,6 @@ def test_keyboard_only(page):
     page.keyboard.press("ArrowRight")
     assert pair.locator(".rn-source .rn-word.rn-on").inner_text() == "dog"
     assert pair.locator(".rn-links").inner_text().startswith("dog →")
-
-
-def test_parts_that_the_visitor_folded_stay_folded(page):
-    translate(page, TEXT)
-    card(page, "gret").get_by_text("3 sentences,").wait_for()
-    attention = card(page, "plain").locator("details", has_text="Attention").first
-    attention.locator("summary").click()
-    translate(page, "The dog sleeps.")
-    card(page, "gret").get_by_text("1 sentence,").wait_for()
-    assert attention.get_attribute("open") is None
 
 
 # Words of table cells that stand on two lines.

@@ -3,7 +3,6 @@
 import gzip
 import os
 import socket
-import sys
 import threading
 from dataclasses import replace
 from html import escape
@@ -32,7 +31,6 @@ from recnmt_hf.demo.live import (
 from recnmt_hf.demo.models import load_models, short_names
 from recnmt_hf.demo.page import Page
 from recnmt_hf.inference.model_settings import ModelTask
-from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.splitting import join_texts
 
 
@@ -266,15 +264,6 @@ def test_the_readme_lists_the_limits(repository):
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
-def test_gradio_is_missing(monkeypatch, plain_model):
-    monkeypatch.delitem(sys.modules, "recnmt_hf.demo.page", raising=False)
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    from recnmt_hf.demo import serve
-
-    with rejects('Run pip install "recnmt-hf[', "demo"):
-        serve([plain_model])
-
-
 def test_the_server_leaves_nothing(plain_model, monkeypatch):
     """No temporary folder, no setting of the environment, no thread; no look-up of other hosts."""
     pytest.importorskip("gradio")
@@ -360,7 +349,3 @@ def test_requests_of_a_session():
     for number in range(MOST_SESSIONS + 5):
         requests.begin(str(number), "text", 60)
     assert len(requests.watches) == MOST_SESSIONS
-
-
-def test_options_have_their_defaults():
-    assert decoding_options(Limits(), 4, 1, 0.6) == DecodingOptions(max_tokens=2048, on_long="split")

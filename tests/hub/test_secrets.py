@@ -192,17 +192,3 @@ def test_no_error_repeats_a_secret(server, tmp_path, capfd):
 def test_what_is_masked(text, expected):
     assert masked(text) == masked(expected) == expected
     assert masked({"a": [text], "password": text, "key": 1}) == {"a": [expected], "password": "***", "key": 1}
-
-
-def test_chained_links_hide_folders():
-    """Published text names files of this machine, not their folders, also behind links of a chained URL."""
-    links = {
-        "zip://a.en::/home/me/x.zip": "zip://a.en::x.zip",
-        "simplecache::file:///home/me/a.en": "simplecache::file:a.en",
-        "zip://a.en::file:///home/me/x.zip": "zip://a.en::file:x.zip",
-        "zip://a.en::https://u:p@h/x.zip": "zip://a.en::https://***@h/x.zip",
-    }
-    for text, expected in links.items():
-        assert Evidence(recipe={"data": {"train": [{"source": text}]}}).recipe["data"]["train"] == [
-            {"source": expected}
-        ]

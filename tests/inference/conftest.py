@@ -8,6 +8,23 @@ from recnmt_hf.families import FAMILIES
 
 
 @pytest.fixture(scope="session")
+def enlarged(tiny_folder):
+    """Return a function that loads the tiny model with large random parameters, so that hypotheses differ and end."""
+
+    def load(std=0.25, ends=3):
+        translator = recnmt_hf.Translator.from_pretrained(tiny_folder, device="cpu")
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for parameter in translator.model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+            translator.model.lm_head.weight[2] *= ends
+        translator.model.double()
+        return translator
+
+    return load
+
+
+@pytest.fixture(scope="session")
 def random_translator(tokenizer):
     """Return a function that makes a model of a family whose translations have various lengths."""
 

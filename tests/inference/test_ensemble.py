@@ -121,16 +121,6 @@ def test_settings_of_the_model_apply_or_are_rejected(members, corpus, monkeypatc
         ensemble(sentences)
 
 
-def test_one_model_twice_is_that_model(members, corpus):
-    sentences = [pair.en for pair in corpus["test"][:6]]
-    options = {"beams": 3, "num_hypotheses": 3, "max_length_extra": 3, "no_repeat_ngram_size": 2}
-    ensemble = ensemble_of([members[0]] * 2)
-    for one, other in zip(members[0](sentences, **options), ensemble(sentences, **options), strict=True):
-        assert [each.tokens for each in one.hypotheses] == [each.tokens for each in other.hypotheses]
-    prefixed = ensemble(sentences, ["Der"] * 6, beams=2, min_new_tokens=4, repetition_penalty=1.2, max_length_extra=2)
-    assert all(each.text.startswith("Der") for each in prefixed)
-
-
 def test_models_with_other_tokens_are_rejected(members, corpus, tokenizer, tmp_path):
     other = train_tokenizer((pair.de for pair in corpus["train"]), "bpe", 400)
     for tokens, difference in ((other, "the source tokenizer"), (tokenizer, "the rows of the output matrix")):

@@ -122,17 +122,6 @@ def test_files_without_an_end_are_not_read(folder, name):
         Translator.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("trust", [{}, {"trust_remote_code": False}])
-def test_code_of_a_folder_is_not_run_and_there_is_no_prompt(tmp_path, monkeypatch, trust):
-    asked = []
-    monkeypatch.setattr("builtins.input", lambda *question: asked.append(question) or "n")
-    (tmp_path / "config.json").write_text('{"model_type": "foreign", "auto_map": {"AutoConfig": "own_code.Own"}}')
-    (tmp_path / "own_code.py").write_text(f"open({str(tmp_path / 'has_run')!r}, 'w').close()\n")
-    with rejects(field=str(tmp_path)):
-        load_model(tmp_path, "cpu", **trust)
-    assert not asked and not (tmp_path / "has_run").exists()
-
-
 @pytest.mark.parametrize(
     ("change", "faults"),
     [

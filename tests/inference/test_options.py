@@ -11,20 +11,14 @@ from option_tables import option_table
 from user_errors import rejects
 
 from recnmt_hf.data.records import Tokens
-from recnmt_hf.inference import DecodingOptions, PrefixPerSentence, Translator
+from recnmt_hf.inference import DecodingOptions, PrefixPerSentence
 from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
 from recnmt_hf.inference.options import SET_BY_TRANSLATOR, convert_option_names, decoding_options
 
 
 @pytest.fixture(scope="module")
-def translator(tiny_folder):
-    """Return a random model with large parameters, so that hypotheses differ."""
-    translator = Translator.from_pretrained(tiny_folder, device="cpu")
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in translator.model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return translator
+def translator(enlarged):
+    return enlarged(0.2, ends=1)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 import transformers
 from user_errors import rejects
 
-from recnmt_hf.inference import Translator, results
+from recnmt_hf.inference import Translator
 from recnmt_hf.inference.pipeline import TranslationPipeline
 
 
@@ -89,13 +89,6 @@ def test_the_target_tokenizer_is_of_the_models_own_revision(translator, monkeypa
     monkeypatch.setattr(config, "share_encoder_decoder_embeddings", False)
     TranslationPipeline(translator.model, translator.tokenizer, device="cpu")
     assert asked == [("someone/pair", {"revision": "a" * 40})]
-
-
-def test_unknown_tokens_are_reported(pipe, monkeypatch):
-    said = []
-    monkeypatch.setattr(results.logger, "warning_once", said.append)
-    pipe("Ж Ж", num_beams=1, max_new_tokens=1)
-    assert len(said) == 1 and "of the source tokens are unknown" in said[0]
 
 
 def test_wrong_inputs_are_rejected(pipe):

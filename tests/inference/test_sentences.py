@@ -3,12 +3,11 @@
 import json
 
 import pytest
-import torch
 import transformers
 from user_errors import rejects
 
 from recnmt_hf.commands.main import main
-from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, Translator, results
+from recnmt_hf.inference import DecodingOptions, Hypothesis, Translation, results
 from recnmt_hf.inference.model_settings import EVIDENCE, ModelTask, read_model_task
 from recnmt_hf.inference.results import is_far_too_short
 from recnmt_hf.training.metrics import TextScorer
@@ -19,15 +18,8 @@ OPTIONS = {"beams": 2, "max_length_extra": 4, "max_length_factor": 0}
 
 
 @pytest.fixture
-def translator(tiny_folder):
-    translator = Translator.from_pretrained(tiny_folder, device="cpu")
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in translator.model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.25)
-        translator.model.lm_head.weight[2] *= 3  # every translation ends
-    translator.model.double()
-    return translator
+def translator(enlarged):
+    return enlarged()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from recnmt_hf.data.tags import add_tags
 from recnmt_hf.inference import DecodingOptions, Hypothesis, Translator
-from recnmt_hf.inference.splitting import join_pieces, join_texts, separator_at, split_sentences, split_text
+from recnmt_hf.inference.splitting import join_pieces, join_texts, split_sentences, split_text
 
 
 @pytest.mark.parametrize(
@@ -102,23 +102,6 @@ def test_tags_of_any_form_stand_before_every_sentence(random_translator):
         assert len(pieces) == 2
         for piece in pieces:
             assert piece.ids[: len(expected)] == expected and piece.ids[len(expected)] not in (de, x, bt)
-
-
-@pytest.mark.parametrize(
-    ("text", "cut", "separator"),
-    [
-        ("one two", 3, " "),  # before the space
-        ("one two", 4, " "),  # after it
-        ("one two", 5, ""),  # within a word, one letter after the space
-        ("onetwo", 3, ""),
-        ("看见猫", 1, " "),  # in this script every cut is between words
-        ("a看", 1, " "),
-        ("สวัสดี", 3, " "),
-        ("한국어", 1, ""),
-    ],
-)
-def test_white_space_at_a_cut(text, cut, separator):
-    assert separator_at(text, cut) == separator
 
 
 @pytest.mark.parametrize(

@@ -23,16 +23,8 @@ from recnmt_hf.inference.codec import Request
 
 
 @pytest.fixture(scope="module")
-def translator(tiny_folder):
-    """Return a random model with large parameters, so that hypotheses differ."""
-    translator = Translator.from_pretrained(tiny_folder, device="cpu")
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in translator.model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.25)
-        translator.model.lm_head.weight[2] *= 3  # every translation ends
-    translator.model.double()
-    return translator
+def translator(enlarged):
+    return enlarged()
 
 
 @pytest.fixture(scope="module")

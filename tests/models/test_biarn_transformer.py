@@ -13,10 +13,7 @@ from slow_transformer import (
     softmax_rows,
 )
 
-from recnmt_hf import (
-    BiARNTransformerConfig,
-    BiARNTransformerForConditionalGeneration,
-)
+from recnmt_hf import BiARNTransformerConfig, BiARNTransformerForConditionalGeneration
 from recnmt_hf.models import kernels_biarn_transformer
 from recnmt_hf.models import modeling_biarn_transformer as modeling
 from recnmt_hf.models.seq2seq_outputs import CACHE
@@ -349,16 +346,8 @@ def test_generation_with_absorbed_projections(fields, way, monkeypatch):
     for absorbed in (True, False):
         monkeypatch.setattr(kernels_biarn_transformer, "few_positions", lambda *sizes, absorbed=absorbed: absorbed)
         torch.manual_seed(2)
-        results.append(
-            model.generate(
-                batch["input_ids"],
-                attention_mask=batch["attention_mask"],
-                max_new_tokens=9,
-                return_dict_in_generate=True,
-                output_scores=True,
-                **way,
-            )
-        )
+        settings = {"max_new_tokens": 9, "return_dict_in_generate": True, "output_scores": True, **way}
+        results.append(model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], **settings))
     assert torch.equal(results[0].sequences, results[1].sequences)
     torch.testing.assert_close(results[0].scores, results[1].scores, atol=1e-10, rtol=1e-9)
     assert projected == ([] if "cache_implementation" in way else [3])
@@ -371,14 +360,8 @@ def test_generation_with_absorbed_projections(fields, way, monkeypatch):
 @pytest.mark.parametrize("steps", [8, None])
 def test_evidence(layers, steps):
     """States, step attentions, cross-attentions and gates, with shapes, sums and zeros where nothing is real."""
-    model = TestBiARNTransformer().model(
-        {
-            "recurrence_encoder_layers": layers,
-            "recurrence_steps": steps,
-            "fusion_type": "gated_sum",
-            "fusion_layers": "all",
-        }
-    )
+    gated = {"fusion_type": "gated_sum", "fusion_layers": "all"}
+    model = TestBiARNTransformer().model({"recurrence_encoder_layers": layers, "recurrence_steps": steps, **gated})
     batch = ragged_batch()
     plain = model(**batch)
     assert plain.recurrence_attentions is plain.fusion_gates is plain.recurrence_cross_attentions is None

@@ -21,13 +21,7 @@ from recnmt_hf import (
     VRNMTConfig,
 )
 from recnmt_hf.families import FAMILIES
-from recnmt_hf.models.configuration_seq2seq import (
-    LARGEST_SIZE,
-    LARGEST_TABLE,
-    MOST_LAYERS,
-    Filled,
-    Seq2SeqConfig,
-)
+from recnmt_hf.models.configuration_seq2seq import LARGEST_SIZE, LARGEST_TABLE, MOST_LAYERS, Filled, Seq2SeqConfig
 
 
 CONFIGS = [family.load_class("Config") for family in FAMILIES.values()]

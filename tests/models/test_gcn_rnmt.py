@@ -66,14 +66,8 @@ class TestGCNRNMT(ModelContract):
             monkeypatch.setattr(GCNRNMTEncoder, "run", run_with_chains)
 
     def config(self, **fields):
-        small = {
-            "decoder_layers": 1,
-            "num_relations": RELATIONS,
-            "readout_dropout": 0.0,
-            "gcn_dropout": 0.0,
-            "gcn_edge_dropout": 0.0,
-            "init_uniform": None,
-        }
+        small = {"decoder_layers": 1, "num_relations": RELATIONS, "init_uniform": None}
+        small |= {"readout_dropout": 0.0, "gcn_dropout": 0.0, "gcn_edge_dropout": 0.0}
         return super().config(**{**small, **fields})
 
 
@@ -92,10 +86,7 @@ def random_trees(rows, length, count=None, seed=1):
     generator = torch.Generator().manual_seed(seed)
     shape = (rows, length) if count is None else (rows, length, count)
     heads = torch.randint(-2, length + 2, shape, generator=generator)
-    return {
-        "dependency_heads": heads,
-        "dependency_relations": torch.randint(0, RELATIONS, shape, generator=generator),
-    }
+    return {"dependency_heads": heads, "dependency_relations": torch.randint(0, RELATIONS, shape, generator=generator)}
 
 
 def sigmoid(x):

@@ -5,11 +5,7 @@ import torch
 from model_contract import ModelContract
 from slow_transformer import SlowTransformer, compare, multiply_instead_of_dropping, name_fields, recurrent_step
 
-from recnmt_hf import (
-    GRETConfig,
-    GRETForConditionalGeneration,
-    GRETModel,
-)
+from recnmt_hf import GRETConfig, GRETForConditionalGeneration, GRETModel
 from recnmt_hf.models import kernels_gret
 from recnmt_hf.models import modeling_gret as modeling
 

@@ -18,11 +18,7 @@ from recnmt_hf.models import seq2seq_loading
 from recnmt_hf.models.attention import eager_attention_forward
 from recnmt_hf.models.modeling_nmt_transformer import RelativeMultiHeadAttention
 from recnmt_hf.models.seq2seq_loading import Initialization
-from recnmt_hf.models.seq2seq_stacks import (
-    LearnedPositionEmbedding,
-    TokenAndPositionInput,
-    sinusoid_table,
-)
+from recnmt_hf.models.seq2seq_stacks import LearnedPositionEmbedding, TokenAndPositionInput, sinusoid_table
 
 
 class TestNMTTransformer(ModelContract):

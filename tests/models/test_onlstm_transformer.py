@@ -6,10 +6,7 @@ from gradients import check_gradients
 from model_contract import ModelContract, ragged_batch
 from slow_transformer import SlowTransformer, compare, multiply_instead_of_dropping, name_fields, recurrent_step
 
-from recnmt_hf import (
-    ONLSTMTransformerConfig,
-    ONLSTMTransformerForConditionalGeneration,
-)
+from recnmt_hf import ONLSTMTransformerConfig, ONLSTMTransformerForConditionalGeneration
 from recnmt_hf.models import kernels_onlstm_transformer
 from recnmt_hf.models import modeling_onlstm_transformer as modeling
 from recnmt_hf.models.configuration_onlstm_transformer import ENCODERS
@@ -218,9 +215,7 @@ def test_steps_pass_gradcheck(chunk, directions, counts):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [(torch.float64, 1e-10), (torch.float32, 2e-4), (torch.bfloat16, 0.1)],
-    ids=str,
+    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-4), (torch.bfloat16, 0.1)], ids=str
 )
 @pytest.mark.parametrize(("length", "chunk"), [(1, 1), (63, 1), (100, 8)])
 def test_fast_steps_equal_the_reference(length, chunk, dtype, tolerance):

@@ -16,12 +16,7 @@ from recnmt_hf.models.decoder_cache import (
     concat,
     read_source_memory,
 )
-from recnmt_hf.models.recurrent_layers import (
-    CachedRecurrence,
-    MaskedRNN,
-    RecurrentLayer,
-    masked_mean,
-)
+from recnmt_hf.models.recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentLayer, masked_mean
 from recnmt_hf.models.seq2seq_loading import Initialization
 
 

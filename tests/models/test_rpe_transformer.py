@@ -9,10 +9,7 @@ from slow_transformer import SlowTransformer, compare, multiply_instead_of_dropp
 from transformers.cache_utils import EncoderDecoderCache, StaticCache
 from user_errors import rejects
 
-from recnmt_hf import (
-    RPETransformerConfig,
-    RPETransformerForConditionalGeneration,
-)
+from recnmt_hf import RPETransformerConfig, RPETransformerForConditionalGeneration
 from recnmt_hf.models.modeling_rpe_transformer import SlicedProjection
 from recnmt_hf.models.recurrent_layers import CachedRecurrence
 from recnmt_hf.models.seq2seq_outputs import CACHE

@@ -13,12 +13,7 @@ from recnmt_hf import ONLSTMTransformerConfig, ONLSTMTransformerForSequencePairC
 
 
 VOCABULARY = 29
-SMALL = {
-    "vocab_size": VOCABULARY,
-    "d_model": 16,
-    "encoder_ffn_dim": 24,
-    "max_position_embeddings": 32,
-}
+SMALL = {"vocab_size": VOCABULARY, "d_model": 16, "encoder_ffn_dim": 24, "max_position_embeddings": 32}
 VARIANTS = {
     **{name: {"preset": f"logic_{name}"} for name in ("attention", "lstm", "onlstm", "hybrid")},
     "mean of a pre-norm stack": {"preset": "logic_hybrid", "pair_pooling": "mean", "normalize_before": True},

@@ -39,14 +39,8 @@ class TestVRNMT(ModelContract):
     }
 
     def config(self, **fields):
-        small = {
-            "decoder_layers": 1,
-            "relation_conv_channels": [6],
-            "relation_hidden_size": 8,
-            "relation_batch_norm": False,
-            "readout_dropout": 0.0,
-            "init_uniform": None,
-        }
+        small = {"decoder_layers": 1, "readout_dropout": 0.0, "init_uniform": None}
+        small |= {"relation_conv_channels": [6], "relation_hidden_size": 8, "relation_batch_norm": False}
         return super().config(**{**small, **fields})
 
 
@@ -440,19 +434,12 @@ def test_samples_are_drawn_for_each_step():
 
 
 def test_beams_of_samples_are_refused():
+    """By `generate`, and in a recipe before training."""
     model = scattered({"latent_inference": "sample"})
-    source = ragged_batch()["input_ids"]
-    ways = [{"num_beams": 3}, {"generation_config": GenerationConfig(num_beams=3, max_new_tokens=2)}]
-    for settings in ways:
-        with rejects(field="num_beams"):
-            model.generate(source, **settings)
     model.generation_config.num_beams = 3
-    with rejects(field="num_beams"):
-        model.generate(source)
-    assert model.generate(source, num_beams=1, max_new_tokens=2).shape[0] == 3
-
-
-def test_a_recipe_with_beams_of_samples_is_refused_before_training():
+    for settings in ({}, {"num_beams": 3}, {"generation_config": GenerationConfig(num_beams=3, max_new_tokens=2)}):
+        with rejects(field="num_beams"):
+            model.generate(ragged_batch()["input_ids"], **settings)
     model = {"type": "vrnmt", "preset": "tiny", "fields": {"latent_inference": "sample"}}
     with rejects(field="decoding.beams"):
         model_on_meta(Plan.of(Recipe(model=model, decoding={"beams": 2})))
@@ -462,8 +449,7 @@ def test_a_recipe_with_beams_of_samples_is_refused_before_training():
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["attention", "prior", "posterior", "posterior.hidden", "posterior.mean", "posterior.log_variance"],
+    "name", ["attention", "prior", "posterior", "posterior.hidden", "posterior.mean", "posterior.log_variance"]
 )
 def test_modules_with_hooks_are_called(name):
     """As adapters and quantization need it: the fast path would read their parameters only."""
@@ -475,6 +461,3 @@ def test_modules_with_hooks_are_called(name):
     torch.manual_seed(4)
     torch.testing.assert_close(model(**batch).loss, expected, atol=1e-11, rtol=0)
     assert len(calls) == 5  # steps
-
-
-# -- sizes and settings --

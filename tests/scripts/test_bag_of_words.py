@@ -5,13 +5,7 @@ import math
 
 import pytest
 import torch
-from bag_of_words import (
-    WordProbe,
-    main,
-    precision_at,
-    scaled_tops,
-    word_loss,
-)
+from bag_of_words import WordProbe, main, precision_at, scaled_tops, word_loss
 from named_models import build_model
 from sentence_states import states_of, vectors_by_name
 

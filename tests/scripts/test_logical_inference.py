@@ -12,10 +12,7 @@ import pytest
 import torch
 from logic import generate_logic
 from logic_recipe import LogicRecipe
-from logical_inference import (
-    LogicResult,
-    main,
-)
+from logical_inference import LogicResult, main
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 

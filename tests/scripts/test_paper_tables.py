@@ -120,12 +120,6 @@ def test_models_are_compared(capsys):
     assert "3.94M" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("model", ["gpt", "rnmt:d_model", "rnmt:no_such_field=1"])
-def test_wrong_models_are_named(model):
-    with pytest.raises(SystemExit, match=model.partition("=")[0].rpartition(":")[2]):
-        main([model])
-
-
 def test_the_program_prints_rows(capsys, recipes):
     path = str(recipes / "rows/rpe_table_1.yaml")
     main(["rpe_transformer", "--rows", path, "--size", "tiny"])
@@ -163,8 +157,3 @@ def test_a_sweep_has_the_papers_differences():
     assert [row[-3] for row in without_one[1:]] == ["", "", "+1.50", "", "+0.25"]
     results = [CellResult(name, {"row": name}, None, 10, 5) for name in ("Transformer", "a", "b")]
     assert table_of(results)[0] == ["row", "parameters", "steps"]
-
-
-def test_rows_of_an_unknown_size(recipes):
-    with rejects(field="preset"):
-        count_rows(str(recipes / "rows/biarn_table_2.yaml"), "biarn_transformer", "huge", 100)

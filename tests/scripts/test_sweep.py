@@ -4,14 +4,7 @@ import json
 from unittest import mock
 
 import pytest
-from sweep import (
-    cells_of,
-    is_done,
-    main,
-    read_axis,
-    read_rows,
-    with_seed,
-)
+from sweep import cells_of, is_done, main, read_axis, read_rows, with_seed
 
 from recnmt_hf import UserError
 from recnmt_hf.training.evidence import Evidence

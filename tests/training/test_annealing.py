@@ -18,10 +18,7 @@ from recnmt_hf.training.run import train
 from recnmt_hf.training.trainer import TrainingStepCallback
 
 
-VRNMT = {
-    "type": "vrnmt",
-    "fields": {"d_model": 16, "dropout": 0.2, "init_uniform": None, "kl_annealing_steps": 3},
-}
+VRNMT = {"type": "vrnmt", "fields": {"d_model": 16, "dropout": 0.2, "init_uniform": None, "kl_annealing_steps": 3}}
 
 
 @pytest.fixture

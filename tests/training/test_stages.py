@@ -150,21 +150,6 @@ def test_another_baseline_is_refused(finished, run, steps):
             train(staged(finished, training={"baseline_steps": None}), run, resume=True)
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {"model": {"type": "nmt_transformer"}},
-        {"model": {"fields": {"recurrence_encoder_type": None}}},
-        {"training": {"num_train_epochs": 0.5, "max_steps": -1}},
-    ],
-)
-def test_runs_without_a_second_stage_are_rejected(finished, tmp_path, sections):
-    sections = {**sections, "model": {**VARIANT, **sections.get("model", {})}}
-    with rejects(field="training.baseline_steps"):
-        train(staged(finished, **sections), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_share_of_steps_refers_to_the_first_run(finished, tmp_path, capsys):
     """Half of four steps; a resumed run with more steps keeps the baseline that it has."""
     plan = staged(finished, training={"baseline_steps": 0.5})

@@ -11,18 +11,16 @@ import torch
 from datasets import Dataset
 from other_processes import launched, output_of
 from safetensors.torch import load_file
-from transformers import (
-    DataCollatorForSeq2Seq,
-    EarlyStoppingCallback,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.utils import logging as transformers_logging
 
 import recnmt_hf
 from recnmt_hf.data.prepared import prepare_dataset
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.models.seq2seq_outputs import CACHE
+
+
+EACH_STEP = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 1, "save_steps": 1}
 
 
 @cache
@@ -35,30 +33,15 @@ def prepared(tokenizer):
 
 def trainer_for(tmp_path, tokenizer, prefix="NMTTransformer", fields=None, **settings):
     torch.manual_seed(1)
-    settings = {"max_steps": 1, "save_strategy": "no", **settings}
-    config = getattr(recnmt_hf, f"{prefix}Config").from_preset(
-        "tiny",
-        vocab_size=len(tokenizer),
-        share_encoder_decoder_embeddings=True,
-        d_model=32,
-        decoder_layers=1,
-        dropout=0.0,
-        **({"relation_layers": 0} if prefix == "RNMT" else {}),
-        **{"encoder_layers": 2 if prefix == "ONLSTMTransformer" else 1, **(fields or {})},
-    )
+    sizes = {"vocab_size": len(tokenizer), "d_model": 32, "decoder_layers": 1, "dropout": 0.0}
+    sizes |= {"encoder_layers": 2 if prefix == "ONLSTMTransformer" else 1, "share_encoder_decoder_embeddings": True}
+    sizes |= {"relation_layers": 0} if prefix == "RNMT" else {}
+    config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", **{**sizes, **(fields or {})})
     model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config)
     data = prepared(tokenizer)
-    arguments = Seq2SeqTrainingArguments(
-        output_dir=str(tmp_path / "out"),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        optim="sgd",
-        learning_rate=0.1,
-        max_grad_norm=0.0,
-        logging_steps=1,
-        **settings,
-    )
+    plain = {"max_steps": 1, "save_strategy": "no", "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    plain |= {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "logging_steps": 1}
+    arguments = Seq2SeqTrainingArguments(output_dir=str(tmp_path / "out"), **{**plain, **settings})
     return Seq2SeqTrainer(
         model=model,
         args=arguments,
@@ -76,13 +59,8 @@ def trainer_for(tmp_path, tokenizer, prefix="NMTTransformer", fields=None, **set
 def test_accumulation_and_smoothing(tmp_path, tokenizer, smoothing):
     weights = []
     for part, (size, steps) in enumerate(((16, 1), (4, 4))):
-        trainer = trainer_for(
-            tmp_path / str(part),
-            tokenizer,
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=steps,
-            label_smoothing_factor=smoothing,
-        )
+        settings = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+        trainer = trainer_for(tmp_path / str(part), tokenizer, label_smoothing_factor=smoothing, **settings)
         trainer.train()
         weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
     for name in weights[0]:
@@ -107,14 +85,8 @@ def test_label_smoothing_that_hides_labels_from_vrnmt_is_reported(tmp_path, toke
 
 
 def test_evaluation_by_generation(tmp_path, tokenizer):
-    trainer = trainer_for(
-        tmp_path,
-        tokenizer,
-        predict_with_generate=True,
-        generation_max_length=8,
-        generation_num_beams=2,
-        per_device_eval_batch_size=5,
-    )
+    settings = {"predict_with_generate": True, "generation_max_length": 8, "generation_num_beams": 2}
+    trainer = trainer_for(tmp_path, tokenizer, per_device_eval_batch_size=5, **settings)
     metrics = trainer.evaluate()
     assert metrics["eval_loss"] > 0 and metrics["eval_tokens"] > 0
 
@@ -122,18 +94,8 @@ def test_evaluation_by_generation(tmp_path, tokenizer):
 @pytest.mark.parametrize("prefix", [family.prefix for family in FAMILIES.values()])
 def test_generation_metrics_and_resuming_of_every_family(tmp_path, tokenizer, prefix):
     """Scores of `compute_metrics`, and a resumed run that ends in the weights of an uninterrupted one."""
-    settings = {
-        "predict_with_generate": True,
-        "generation_max_length": 5,
-        "per_device_train_batch_size": 4,
-        "per_device_eval_batch_size": 4,
-        "eval_strategy": "steps",
-        "save_strategy": "steps",
-        "eval_steps": 1,
-        "save_steps": 1,
-        "max_steps": 2,
-        "metric_for_best_model": "tokens",
-    }
+    settings = {"predict_with_generate": True, "generation_max_length": 5, "metric_for_best_model": "tokens"}
+    settings |= {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "max_steps": 2, **EACH_STEP}
     whole, resumed = (trainer_for(tmp_path / name, tokenizer, prefix, **settings) for name in ("whole", "resumed"))
     for trainer in (whole, resumed):
         trainer.eval_dataset = trainer.eval_dataset.select(range(6))  # the last batch is smaller
@@ -243,19 +205,8 @@ def test_adapters_of_recurrent_weights(tmp_path, tokenizer, prefix, cell):
 @pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer", "RNMT"])
 def test_evaluation_by_loss(tmp_path, tokenizer, prefix):
     """Without generation the loss is there, the best checkpoint is loaded, and early stopping stops."""
-    trainer = trainer_for(
-        tmp_path,
-        tokenizer,
-        prefix,
-        max_steps=8,
-        eval_strategy="steps",
-        save_strategy="steps",
-        eval_steps=1,
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="loss",
-        per_device_eval_batch_size=5,
-    )
+    settings = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "per_device_eval_batch_size": 5}
+    trainer = trainer_for(tmp_path, tokenizer, prefix, max_steps=8, **EACH_STEP, **settings)
     trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=1e9))
     trainer.train()
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]

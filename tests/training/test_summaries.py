@@ -10,17 +10,9 @@ from recnmt_hf.metrics import rouge_scores
 
 
 SMALL = [
-    "data.num_proc=1",
-    "training.bf16=false",
-    "training.use_cpu=true",
-    "training.baseline_steps=1",
-    "training.max_steps=2",
-    "training.max_tokens=2048",
-    "training.eval_steps=1",
-    "training.save_steps=1",
-    "training.bleu_samples=3",
-    "average.count=1",
-    "model.fields.num_capsules=4",
+    *("data.num_proc=1", "training.bf16=false", "training.use_cpu=true", "training.max_tokens=2048"),
+    *("training.max_steps=2", "training.bleu_samples=3", "average.count=1", "model.fields.num_capsules=4"),
+    *(f"training.{name}=1" for name in ("baseline_steps", "eval_steps", "save_steps")),
     *(f"model.fields.{name}=32" for name in ("d_model", "encoder_ffn_dim", "decoder_ffn_dim")),
     *(f"model.fields.{name}=1" for name in ("encoder_layers", "decoder_layers")),
     *(f"model.fields.{name}=2" for name in ("encoder_attention_heads", "decoder_attention_heads")),

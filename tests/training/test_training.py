@@ -28,37 +28,15 @@ from recnmt_hf.training.run import train
 from recnmt_hf.training.trainer import NonFiniteLossError, TranslationTrainer
 
 
+SIZES = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_layers": 1, "decoder_layers": 1}
+STEPS = {"max_steps": 12, "eval_steps": 6, "save_steps": 3, "logging_steps": 3, "warmup_steps": 4}
 SMALL = {
-    "model": {
-        "preset": "tiny",
-        "fields": {
-            "d_model": 32,
-            "encoder_ffn_dim": 32,
-            "decoder_ffn_dim": 32,
-            "encoder_layers": 1,
-            "decoder_layers": 1,
-            "dropout": 0.2,
-            "attention_dropout": 0.1,
-        },
-    },
-    "data": {
-        "train": [{"generated": "train", "size": 150}],
-        "validation": [{"generated": "validation", "size": 12}],
-    },
+    "model": {"preset": "tiny", "fields": {**SIZES, "dropout": 0.2, "attention_dropout": 0.1}},
+    "data": {"train": [{"generated": "train", "size": 150}], "validation": [{"generated": "validation", "size": 12}]},
     "tokenizer": {"kind": "word", "vocab_size": 500},
     "training": {
-        "use_cpu": True,
-        "max_steps": 12,
-        "max_tokens": 300,
-        "warmup_steps": 4,
-        "learning_rate": 2e-3,
-        "eval_steps": 6,
-        "save_steps": 3,
-        "logging_steps": 3,
-        "bleu_samples": 4,
-        "disable_tqdm": True,
-        "keep_last": 10,
-        "gradient_accumulation_steps": 2,
+        **{"use_cpu": True, "disable_tqdm": True, "keep_last": 10, "bleu_samples": 4, **STEPS},
+        **{"learning_rate": 2e-3, "max_tokens": 300, "gradient_accumulation_steps": 2},
     },
     "decoding": {"beams": 2, "max_length_extra": 5},
     "average": {"count": 2},
@@ -102,15 +80,8 @@ def test_whole_loop(tmp_path, capsys):
 
 
 def trainer_for(tmp_path, tokenizer, model=None, **settings):
-    data = prepare_dataset(
-        {"generated": "validation", "size": 24},
-        "en",
-        "de",
-        tokenizer,
-        tokenizer,
-        tmp_path.parent / "data",
-        keep_text=True,
-    )
+    corpus, place = {"generated": "validation", "size": 24}, tmp_path.parent / "data"
+    data = prepare_dataset(corpus, "en", "de", tokenizer, tokenizer, place, keep_text=True)
     fields = {"vocab_size": len(tokenizer), "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
     torch.manual_seed(1)
     model = model or recnmt_hf.NMTTransformerForConditionalGeneration(

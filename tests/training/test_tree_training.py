@@ -203,12 +203,3 @@ def test_corpora_without_trees_are_named(corpora, tmp_path, caplog):
     several = mock.patch("recnmt_hf.training.inputs.PartialState", return_value=mock.Mock(num_processes=2))
     with several, rejects(field="data.train"):
         prepare_trees(data, tokenizers)
-
-
-def test_bad_trees_end_a_run_before_anything_is_written(corpora, tmp_path):
-    path = tmp_path / "bad.conllu"
-    path.write_text(Path(corpora["train"]["source_trees"]).read_text().replace("\t0\t", "\t1\t", 1))
-    bad = {**corpora, "train": {**corpora["train"], "source_trees": str(path)}}
-    with rejects("the heads of word", f"{path}, line "):
-        train(recipe_of(bad), tmp_path / "run")
-    assert not (tmp_path / "run").exists()

@@ -101,8 +101,7 @@ def test_baseline_then_warm_start(hub_sets, repository, monkeypatch, capsys, tas
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "tests"),
-    [("wmt14_en_de_big", ["newstest2014"]), ("nist_zh_en_big", ["nist02", "nist03", "nist04"])],
+    ("task", "tests"), [("wmt14_en_de_big", ["newstest2014"]), ("nist_zh_en_big", ["nist02", "nist03", "nist04"])]
 )
 def test_recurrent_positions(hub_sets, repository, monkeypatch, task, tests):
     """With the paper's share of the channels: half of them."""
