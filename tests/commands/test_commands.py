@@ -165,14 +165,6 @@ def test_translate_answers_on_a_pipe(tiny_folder, monkeypatch):
     assert found[1] == b"\n"
 
 
-def test_average_of_a_run(tmp_path, capsys, tiny_folder):
-    shutil.copytree(tiny_folder, tmp_path / "twin")
-    code, _, _ = call(capsys, "average", tiny_folder, tmp_path / "twin", "-o", tmp_path / "mean")
-    assert code == 0 and (tmp_path / "mean" / "model.safetensors").is_file()
-    code, _, err = call(capsys, "average", tiny_folder, "-o", tmp_path / "mean")
-    assert code == 2 and str(tmp_path / "mean") in err
-
-
 @pytest.mark.parametrize(
     ("command", "program"), [(command, program) for command, program in MOVED.items() if "python" in program]
 )

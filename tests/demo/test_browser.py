@@ -245,37 +245,6 @@ def test_keyboard_only(page):
     assert pair.locator(".rn-links").inner_text().startswith("dog →")
 
 
-# Words of table cells that stand on two lines.
-BROKEN_WORDS = """() => {
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  const found = [], range = document.createRange();
-  for (let node; (node = walker.nextNode()); ) {
-    if (!node.parentElement.closest("td, th")) continue;
-    for (const word of node.data.matchAll(/[\\w.,]+/g)) {
-      range.setStart(node, word.index);
-      range.setEnd(node, word.index + word[0].length);
-      if (new Set([...range.getClientRects()].map((box) => box.top)).size > 1) found.push(word[0]);
-    }
-  }
-  return found;
-}"""
-
-
-def test_what_does_not_fit_into_the_window_scrolls_and_says_so(browser, page_url):
-    with visitor(browser, page_url, viewport={"width": 375, "height": 700}) as page:
-        page.get_by_role("tab", name="About").click()
-        page.locator("#card td", has_text="123456.78").first.wait_for()
-        assert page.evaluate(BROKEN_WORDS) == []
-        page.get_by_role("tab", name="Inside").click()
-        page.get_by_text("capsule").first.wait_for()  # of gret: the other model has nothing to show
-        page.locator("#sentence textarea").fill("The old cat that the boy sees loves the bird.")
-        page.get_by_role("button", name="Show").click()
-        hint = page.locator("#inside-result").get_by_text("Scroll sideways").first
-        hint.wait_for()
-        page.set_viewport_size({"width": 3000, "height": 700})
-        playwright.expect(hint).to_be_hidden()
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_narrow_window(browser, page_url, scheme):
     with visitor(browser, page_url, viewport={"width": 375, "height": 700}, color_scheme=scheme) as page:

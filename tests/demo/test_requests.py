@@ -238,12 +238,6 @@ def test_names_of_models():
     assert short_names(["x/a/model", "y/a"]) == ["x/a/model", "y/a"]
 
 
-def test_models_that_cannot_be_shown(tmp_path, plain_model):
-    assert len(load_models([plain_model, str(plain_model)])) == 1
-    with rejects("has no config.json"):
-        load_models([tmp_path])
-
-
 def test_an_export_has_no_attention_and_no_mechanism(plain_model, tmp_path):
     pytest.importorskip("ctranslate2")
     from recnmt_hf.hub.engines import export_ctranslate2

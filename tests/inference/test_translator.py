@@ -56,36 +56,6 @@ def test_the_decoder_may_start_with_any_token(translator, sentences, start):
     torch.testing.assert_close(torch.tensor(scores, dtype=torch.double), expected)
 
 
-def test_penalty_is_applied_within_the_search(translator, sentences):
-    """generate's own sequence scores are those of the Translator under both penalties."""
-    source = torch.tensor([translator.encode_source(sentences[0]).ids])
-    for kind, alpha in (("vaswani", 0.9), ("hf", 0.9)):
-        options = DecodingOptions(beams=4, length_penalty_type=kind, length_penalty=alpha, max_length_extra=5)
-        best = next(translator.translate([sentences[0]], options)).hypotheses[0]
-        found = translator.model.generate(
-            source,
-            num_beams=4,
-            length_penalty=options.penalty(),
-            max_new_tokens=source.shape[1] + 5,
-            output_scores=True,
-            return_dict_in_generate=True,
-        )
-        assert translator.codec.strip(found.sequences[0, 1:].tolist()) == best.tokens
-        assert found.sequences_scores[0].item() == pytest.approx(best.score, abs=1e-5)
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-def test_scores_equal_translations(translator, sentences, beams):
-    options = DecodingOptions(beams=beams, num_hypotheses=min(beams, 3), max_length_extra=10)
-    translations = list(translator.translate(sentences, options))
-    hypotheses = [(t.source, h) for t in translations for h in t.hypotheses]
-    scored = translator.score([s for s, _ in hypotheses], [h.tokens for _, h in hypotheses], options)
-    for (_, hypothesis), score in zip(hypotheses, scored, strict=True):
-        assert score.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-5)
-        assert score.score == pytest.approx(hypothesis.score, abs=1e-5)
-        assert len(score.token_log_probs) == len(hypothesis.tokens)
-
-
 def test_scores_by_one_sentence_at_a_time(translator, corpus):
     """Scores of text do not depend on the batch, and are the sum of the model's own log-softmax."""
     pairs = corpus["test"][:8]

@@ -1,11 +1,9 @@
-"""The notebooks: stored with their outputs, formatted, and running."""
+"""The notebooks: stored with their outputs, and running."""
 
 import importlib
 import os
 import re
-import shutil
 import socket
-import subprocess
 
 import pytest
 
@@ -66,20 +64,6 @@ def test_stored_outputs(folder, name):
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     for target in re.findall(r"\]\(([^)#]+)", "".join(cell.source for cell in notebook.cells)):
         assert target.startswith("http") or (folder / target).exists(), target
-
-
-def test_the_variant_is_a_formatted_file_of_eighty_lines(folder):
-    """ruff does not read the cell that writes it."""
-    notebook = nbformat.read(folder / "own_variant.ipynb", as_version=4)
-    (cell,) = (cell for cell in code_cells(notebook) if cell.source.startswith("%%writefile"))
-    source = cell.source.partition("\n")[2] + "\n"
-    assert len(source.splitlines()) <= 80
-    if (ruff := shutil.which("ruff")) is None:
-        pytest.skip("ruff is not installed")
-    for words in (["format", "--check"], ["check"]):
-        command = [ruff, *words, "--no-cache", "--stdin-filename", str(folder / "gated_mean.py"), "-"]
-        result = subprocess.run(command, cwd=folder.parents[1], input=source, capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.slow

@@ -21,16 +21,6 @@ def test_defaults_are_the_generated_corpus():
     assert Recipe(data={"train": {"generated": "train"}}).data.train == [Corpus(generated="train")]
 
 
-def test_file_and_overrides(tmp_path):
-    path = tmp_path / "r.yaml"
-    path.write_text("model: {preset: tiny}\ntraining: {max_steps: 5, eval_strategy: no}\n")
-    recipe = Recipe.from_file(path, ["training.max_steps=7", "model.fields.dropout=0.3", "tokenizer.joint=false"])
-    assert recipe.training.max_steps == 7 and recipe.training.eval_strategy == "no"
-    assert recipe.model.fields == {"dropout": 0.3} and recipe.tokenizer.joint is False
-    recipe.save(tmp_path / "again.yaml")
-    assert Recipe.from_file(tmp_path / "again.yaml") == recipe
-
-
 def test_a_recipe_extends_another(tmp_path):
     (tmp_path / "base.yaml").write_text(
         "model: {preset: tiny, fields: {dropout: 0.2}}\ntraining: {max_steps: 5, seed: 3}\n"

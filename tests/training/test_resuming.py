@@ -190,13 +190,6 @@ def test_early_stopping_ends_a_resumed_run_too(finished, tmp_path, capsys):
     assert newest_checkpoint(tmp_path / "run").name == "checkpoint-3"
 
 
-def test_early_stopping_may_begin_in_a_resumed_run(finished, run):
-    """Checkpoints saved without it have no state of it."""
-    train(small(finished, training={"early_stopping_patience": 3, "max_steps": 5}), run, resume=True)
-    state = json.loads((run / "checkpoint-5/trainer_state.json").read_text())
-    assert state["stateful_callbacks"]["EarlyStoppingCallback"]["args"]["early_stopping_patience"] == 3
-
-
 def test_a_resumed_run_does_not_evaluate_its_checkpoint_again(finished, tmp_path):
     """Early stopping would count that as an evaluation without progress."""
     training = {"early_stopping_patience": 1, "eval_on_start": True, "eval_steps": 1, "keep_last": 9}

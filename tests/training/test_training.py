@@ -374,18 +374,6 @@ def test_both_sides_are_padded_on_the_right(tmp_path, tokenizer):
     assert all(torch.equal(tensor, batches[1][name]) for name, tensor in batches[0].items())
 
 
-def test_datasets_without_lengths_are_refused(tmp_path, tokenizer):
-    """A stream has none, and a dataset that was not prepared neither."""
-    trainer = trainer_for(tmp_path, tokenizer)
-    data = trainer.train_dataset
-    for wrong in (data.to_iterable_dataset(), data.remove_columns("source_length")):
-        with rejects(type(wrong).__name__, field="eval_dataset"):
-            given = {"train_dataset": data, "eval_dataset": {"dev": data, "other": wrong}}
-            TranslationTrainer(trainer.model, trainer.args, tokenizer=tokenizer, **given)
-    with rejects(field="dataset"):
-        trainer.evaluate(wrong)
-
-
 def test_adadelta(tmp_path, tokenizer):
     settings = {"optimizer": "adadelta", "adadelta_rho": 0.9, "adadelta_eps": 1e-5, "learning_rate": 0.5}
     trainer = trainer_for(tmp_path, tokenizer, max_tokens=200, save_steps=1, **settings)
