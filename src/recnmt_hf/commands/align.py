@@ -41,11 +41,10 @@ def add_arguments(parser: arguments.Parser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    if (args.links is None) == (args.model is None) or (args.links is not None and args.gold is None):
-        raise UserError("Pass a model with --source and --target or --text, or --links with --gold.")
     files = (args.source is not None) + (args.target is not None)
-    if args.model is not None and files != (0 if args.text else 2):
-        raise UserError("Pass either --source and --target, or --text.")
+    has_texts = args.model is None or files == (0 if args.text else 2)
+    if (args.links is None) == (args.model is None) or (args.links and not args.gold) or not has_texts:
+        raise UserError("Pass a model with either --source and --target or --text, or --links with --gold.")
     args.options = arguments.read_options(DecodingOptions, args, arguments.LANGUAGES)
 
 

@@ -40,11 +40,11 @@ def is_file(path: str) -> bool:
 
 
 def check(args: argparse.Namespace) -> None:
-    if is_file(args.model) and args.vocabs is None:
-        raise UserError(f"{args.model} requires --vocabs.", field=args.model)
-    for name in ("vocabs", "config"):
-        if not is_file(args.model) and getattr(args, name) is not None:
-            raise UserError(f"--{name} requires a .npz or .bin file.", field=f"--{name}")
+    if is_file(args.model) == (args.vocabs is None) or (args.config is not None and args.vocabs is None):
+        raise UserError(
+            f"{args.model}: a .npz or .bin file requires --vocabs; other models exclude --vocabs and --config.",
+            field=args.model,
+        )
     if is_file(args.output) and args.to in (None, "marianmt"):
         args.to = "marian"
     by_name = (name for name, endings in ENDINGS.items() if args.output.rstrip("/").endswith(endings))

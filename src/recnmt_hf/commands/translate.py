@@ -50,10 +50,8 @@ def run(args: argparse.Namespace) -> None:
     if launched_processes()[1] > 1:
         files = [Path(path) for path in (args.input, args.prefix, args.source_trees) if path is not None]
         is_pipe = any(path.exists() and not (path.is_file() or path.is_dir()) for path in files)
-        if source is None or target is None or args.prefix == "-" or is_pipe:
-            raise UserError("Several processes need --input and --output that are files.")
-        if args.trace is not None:
-            raise UserError("--trace and a launcher of several processes cannot be combined.", field="--trace")
+        if source is None or target is None or args.prefix == "-" or is_pipe or args.trace is not None:
+            raise UserError("Several processes need --input and --output that are files, without --trace.")
         translate_in_parts(args)
         return
     inputs = [source, *(arguments.stream(path) for path in (args.prefix, args.source_trees) if path is not None)]

@@ -128,6 +128,7 @@ class TokenizerPair:
             ValueError: It was trained with others, or a tokenizer has no padding token.
         """
         stamps = getattr(model.config, STAMPS, None) or {}
+        ends = ids_of(model.config, "eos_token_id") | ids_of(getattr(model, "generation_config", None), "eos_token_id")
         for side, tokenizer, rows in zip(("source", "target"), self, vocabulary_sizes(model.config), strict=True):
             size, difference = number_of_symbols(tokenizer, side == "target"), ""
             is_rounded = rows - size <= EXTRA_ROWS or rows in {-(-size // step) * step for step in MULTIPLES}
@@ -137,11 +138,14 @@ class TokenizerPair:
                 difference = f"has {size} symbols, but the model's embedding has {rows} rows"
             elif strict and side in stamps:
                 difference = difference_to_stamp(tokenizer, stamps[side], side == "target")
+            if strict and side == "target" and (not ends or tokenizer.eos_token_id not in {None, *ends}):
+                end = min(ends, default=None)
+                difference = f"ends sentences with token {tokenizer.eos_token_id}, the model with eos_token_id={end}"
             if difference:
                 raise UserError(f"The {side} tokenizer {difference}. {REMEDY}", field=f"{side} tokenizer")
         if strict:
             self.check_padding(getattr(model.config, "pad_token_id", None))
-            check_end(model, self.target)
+            check_generation_config(model)
 
     def check_padding(self, pad_token_id: int | None = None) -> None:
         """Raise `ValueError` for different padding ids: a model has one, whose row is zero and never trained."""
@@ -232,8 +236,8 @@ def difference_to_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[st
     return ""
 
 
-def check_end(model: Any, target: PreTrainedTokenizerBase) -> None:
-    """Raise `UserError` if the model has no end token, or other control tokens than its generation settings."""
+def check_generation_config(model: Any) -> None:
+    """Raise `UserError` if the model has other control tokens than its generation settings."""
     config, generation = model.config, getattr(model, "generation_config", None)
     for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):
         trained, used = (ids_of(settings, name) for settings in (config, generation))
@@ -243,13 +247,6 @@ def check_end(model: Any, target: PreTrainedTokenizerBase) -> None:
                 "used in training into both, or disable this check with check=False (Python).",
                 field=name,
             )
-    ends = ids_of(config, "eos_token_id") | ids_of(generation, "eos_token_id")
-    if not ends or target.eos_token_id not in {None, *ends}:
-        raise UserError(
-            f"The target tokenizer ends sentences with token {target.eos_token_id}, the model with eos_token_id="
-            f"{min(ends, default=None)}. {REMEDY}",
-            field="target tokenizer" if ends else "eos_token_id",
-        )
 
 
 def ids_of(settings: Any, name: str) -> set[Any]:

@@ -50,10 +50,8 @@ class Watch:
 
     def check(self) -> None:
         """Raise [`Ended`] if the request is over."""
-        if self.is_stopped:
-            raise Ended("Stopped")
-        if time.monotonic() > self.end:
-            raise Ended(f"Stopped at the time limit of {self.seconds:g} seconds")
+        if self.is_stopped or time.monotonic() > self.end:
+            raise Ended("Stopped" if self.is_stopped else f"Stopped at the time limit of {self.seconds:g} seconds")
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         self.check()
@@ -217,10 +215,8 @@ def read_upload(path: str | Path, name: str, limits: Limits) -> list[str]:
         lines = list(islice(read_lines(path), limits.max_lines + 1))
     except UserError as error:
         raise UserError(error.message.replace(str(path), name), field=name) from error
-    if not lines:
-        raise UserError(f"{name} is empty.", field=name)
-    if len(lines) > limits.max_lines:
-        raise UserError(f"{name} has more than {limits.max_lines:,} lines.", field=name)
+    if not 0 < len(lines) <= limits.max_lines:
+        raise UserError(f"{name} is empty or has more than {limits.max_lines:,} lines.", field=name)
     for number, line in enumerate(lines, start=1):
         check_length(line, limits, f"{name}, line {number}")
     return lines

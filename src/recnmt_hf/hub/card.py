@@ -24,7 +24,7 @@ from ..data.tokenizer_pair import TARGET_TOKENIZER
 from ..data.tree_inputs import tree_options
 from ..errors import UserError
 from ..families import FAMILIES, PaperTable
-from ..training.evidence import Evidence, TestScore, average_of
+from ..training.evidence import Evidence, TestScore, average_of, refuse_links
 from ..training.metrics import VALIDATION_METRICS
 from ..training.recipe import AVERAGE
 from .checked_copy import model_folder, short_name, write_checked_copy
@@ -36,14 +36,7 @@ TEMPLATE = Path(__file__).with_name("card_template.md")
 MAX_ROWS = 12
 METRIC_NAMES = {"bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 # Runs before the code of a card, which must work without recnmt_hf.
-WITHOUT_PACKAGE = """
-import sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "recnmt_hf":
-            raise ImportError("recnmt_hf is not installed here")
-sys.meta_path.insert(0, Absent())
-"""
+WITHOUT_PACKAGE = 'import sys\nsys.modules["recnmt_hf"] = None\n'
 # Environment variables that the code of a card inherits. Any other may contain a secret.
 ENVIRONMENT = re.compile(
     r"PATH|HOME|TMPDIR|TEMP|TMP|LANG|LC_\w+|LD_LIBRARY_PATH|LD_PRELOAD|DYLD_\w+|PYTHON(PATH|HOME|UTF8)|VIRTUAL_ENV"
@@ -84,8 +77,7 @@ def write_card(
     """
     folder = model_folder(folder)
     path = folder / CARD
-    if path.is_symlink():
-        raise UserError(f"{path} is a symbolic link, which is not overwritten.", field=path)
+    refuse_links(path)
     with tempfile.TemporaryDirectory() as copy:
         write_checked_copy(folder, Path(copy))
         evidence = Evidence.load(folder)

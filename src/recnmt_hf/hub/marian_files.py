@@ -142,25 +142,24 @@ def build_model(
     arrays, omits_bias = {**arrays}, settings["output-omit-bias"]
     if OLD_OUTPUT in arrays and OUTPUT not in arrays:
         arrays[OUTPUT] = arrays.pop(OLD_OUTPUT).T
-    needed = {name for place in places_of(config, not omits_bias) for name in place.arrays}
-    if differing := sorted(name[:60] for name in needed ^ arrays.keys()):
+    places = list(places_of(config))
+    with torch.device("meta"):  # wrong settings could ask for more memory than there is
+        expected = NMTTransformerForConditionalGeneration(config).state_dict()
+    needed = {
+        name: tuple(view.shape)
+        for place in places
+        for name, view in zip(place.arrays, place.views(expected[place.parameter], sizes), strict=True)
+        if not (omits_bias and name == OUTPUT_BIAS)
+    }
+    found = {name: array.shape for name, array in arrays.items()}
+    if differing := sorted(name[:60] for name in needed | found if needed.get(name) != found.get(name)):
         raise UserError(
-            f"{settings.path} does not have the arrays of its settings: {list_names(differing)} differ.",
+            f"{settings.path} does not have the arrays of its settings and vocabularies: {list_names(differing)} "
+            "are missing, unknown or of another shape.",
             field=settings.path,
         )
     if omits_bias:
         arrays[OUTPUT_BIAS] = np.zeros((1, sizes[1]), np.float32)
-    places = list(places_of(config))
-    with torch.device("meta"):  # wrong settings could ask for more memory than there is
-        expected = NMTTransformerForConditionalGeneration(config).state_dict()
-    for place in places:
-        for name, view in zip(place.arrays, place.views(expected[place.parameter], sizes), strict=True):
-            if arrays[name].shape != view.shape:
-                raise UserError(
-                    f"{settings.path}: the array {name} has the shape {arrays[name].shape}; by the settings and "
-                    f"vocabularies it must be {tuple(view.shape)}.",
-                    field=settings.path,
-                )
     model = NMTTransformerForConditionalGeneration(config)
     state = model.state_dict()
     for place in places:

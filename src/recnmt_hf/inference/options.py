@@ -193,9 +193,7 @@ def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
 
     settings = dict(settings)
     for name, value in settings.items():
-        if name in SET_BY_TRANSLATOR:
-            raise UserError(f"generate.{name} is set by the translator and its options.", field=f"generate.{name}")
-        if name not in PYTHON_ARGUMENTS and name not in names_of_generate():
+        if name in SET_BY_TRANSLATOR or name not in {*PYTHON_ARGUMENTS, *names_of_generate()}:
             raise unknown_option(f"generate.{name}", names_of_generate() - SET_BY_TRANSLATOR)
         if name in GENERATE_VALUES:
             check_value(f"generate.{name}", value, GENERATE_VALUES[name], Range(least=0))

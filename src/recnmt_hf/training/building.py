@@ -102,16 +102,16 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
         model_class: Any = pkgutil.resolve_name(CLASS_PATH.sub(r"\1:\2", name))
     except (ImportError, AttributeError) as error:
         raise UserError(f"model.type={name} cannot be imported ({error}).", field=name) from error
-    if not (isinstance(model_class, type) and issubclass(model_class, Seq2SeqConditionalGeneration)):
-        raise UserError(f"model.type={name} must be a subclass of Seq2SeqConditionalGeneration.", field=name)
-    config_class: Any = model_class.config_class
-    model_type = config_class.model_type
-    owner = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(config_class, model_class)
-    is_taken = owner is not model_class or (
-        model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] is not config_class
-    )
-    if not model_type or is_taken:
-        raise UserError(f"model.type={name} needs a configuration with its own model_type.", field=name)
+    config_class: Any = getattr(model_class, "config_class", None)
+    model_type: Any = getattr(config_class, "model_type", None)
+    owner: Any = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(config_class, model_class)
+    is_model = isinstance(model_class, type) and issubclass(model_class, Seq2SeqConditionalGeneration)
+    is_free = model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] is config_class
+    if not (is_model and model_type and is_free and owner is model_class):
+        raise UserError(
+            f"model.type={name} must be a subclass of Seq2SeqConditionalGeneration with a model_type of its own.",
+            field=name,
+        )
     AutoConfig.register(model_type, config_class, exist_ok=True)
     if model_class.model_class.config_class is config_class:  # a class of its own, not that of the base family
         AutoModel.register(config_class, model_class.model_class, exist_ok=True)
@@ -129,8 +129,6 @@ def build_config(section: ModelSection | Architecture, **vocabulary: Any) -> Any
         return config_class.from_preset(section.preset, **{**vocabulary, **section.fields})
     except UserError as error:
         raise error.inside("model.fields") from error
-    except Exception as error:  # transformers checks some types itself
-        raise UserError(f"model.fields: {error}", field="model.fields") from error
 
 
 def stage_configs(

@@ -26,7 +26,7 @@ from ..errors import UserError
 from ..inference.model_settings import EVIDENCE
 from ..inference.options import DecodingOptions
 from ..models.user_errors import masked
-from ..options import check_options, check_value, members
+from ..options import check_options, check_value
 from .checkpoints import TRANSLATIONS
 from .recipe import TRAINING_DEFAULTS, Recipe
 
@@ -36,23 +36,6 @@ __all__ = ["EVIDENCE", "TRANSLATIONS", "Evidence", "TestScore", "about_model", "
 FORMAT = 1
 # Libraries on which figures depend.
 LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
-# Types of the entries of a section, unless it is empty. Entries whose type includes None are optional.
-ENTRIES: dict[str, dict[str, Any]] = {
-    "model": {"type": str, "parameters": int, "preset": str | None},
-    "data": {"training_pairs": int, "validation_pairs": int},
-    "tokenizer": {"kind": str, "source_symbols": int, "target_symbols": int, "joint": bool},
-    "training": {
-        "steps": int,
-        "seconds_per_step": float | None,
-        "tokens_per_second": float | None,  # source and target, on all devices
-        "seconds": float | None,
-        "processes": int,
-        "hardware": str,
-        "dtype": str | None,  # of matmuls
-        "averaged": list[str] | None,
-        "seed": int,
-    },
-}
 # Settings that do not affect training, or are private.
 PRIVATE = ("cache_dir", "output_dir", "logging_dir", "hub_token", "run_name", "report_to", "num_proc", "project")
 # Parts of a text: URLs, each link of a chained one (`zip://a.en::/data/corpus.zip`), and anything else between blanks,
@@ -105,9 +88,9 @@ def refuse_links(*paths: Path) -> None:
 
 @dataclass
 class Evidence:
-    """Evidence of a model. `ENTRIES` lists the entries of some fields."""
+    """Evidence of a model; a field that is not known is empty."""
 
-    model: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)  # type, parameters and preset
     languages: list[str] = field(default_factory=list)  # source and target
     recipe: dict[str, dict[str, Any]] = field(default_factory=dict)  # values that differ from defaults, by section
     data: dict[str, Any] = field(default_factory=dict)
@@ -144,18 +127,8 @@ class Evidence:
     def check(self) -> None:
         """Raise `UserError` for a value of the wrong type."""
         check_options(self)
-        for section, entries in ENTRIES.items():
-            values = getattr(self, section)
-            for name, hint in entries.items():
-                if values and (name in values or type(None) not in members(hint)):
-                    check_value(f"{section}.{name}", values.get(name), hint)
         for number, row in enumerate(self.curve):
             check_value(f"curve[{number}].step", row.get("step"), int)
-            for name, value in row.items():
-                if not isinstance(value, float):  # a loss may be NaN
-                    check_value(f"curve[{number}].{name}", value, float)
-        corpora = self.recipe.get("data", {}).get("train", [])
-        check_value("recipe.data.train", corpora, dict | list[dict[str, Any]])
         for number, test in enumerate(self.tests):
             check_options(test, f"tests[{number}].")
             DecodingOptions(**test.decoding)

@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from datasets import Dataset, interleave_datasets
 
 from ..data.corpora import load_pairs
@@ -93,10 +92,7 @@ def fit_to_corpora(data: Preparation, tokenizers: TokenizerPair) -> None:
     """Set the languages of tokenizers with tokens of languages to those of the first corpus, and check tags."""
     languages: dict[str, str | None] = {}
     for place, corpus in data.places:
-        try:
-            own = corpus.language_columns(data.source_lang, data.target_lang, tokenizers)
-        except UserError as error:
-            raise error.inside(place if getattr(corpus, str(error.field)) else "data") from None
+        own = corpus.language_columns(data.source_lang, data.target_lang, tokenizers)
         languages = languages or own
         for name, tokenizer in zip(("source_tag", "target_tag"), tokenizers, strict=True):
             if (tag := getattr(corpus, name)) is not None:
@@ -152,12 +148,12 @@ def prepare_in_shards(
     reject_model_folder(output)
     data = Preparation.of(recipe, Architecture(**asdict(recipe.model)))
     with lock(output / ".lock", 24 * 3600):  # another part trains the tokenizers
-        earlier, has_tokenizers = read_json(output / TOKENIZER_SECTION), (output / SOURCE_TOKENIZER).is_dir()
-        if earlier is None and any(not path.name.startswith(".") for path in output.iterdir()):
-            raise ExistingFileError(f"{output} is not empty.", field=output)
+        earlier = read_json(output / TOKENIZER_SECTION)
         # A preparation that failed before it had tokenizers may be repeated with others.
-        if earlier is not None and earlier != data.tokenizer_settings and has_tokenizers:
-            raise UserError(f"{output} has data that was prepared with other tokenizer settings.", field=output)
+        has_others = (output / SOURCE_TOKENIZER).is_dir() and earlier != data.tokenizer_settings
+        if has_others or (earlier is None and any(not path.name.startswith(".") for path in output.iterdir())):
+            what = "other files" if earlier is None else "data that was prepared with other tokenizer settings"
+            raise ExistingFileError(f"{output} has {what}.", field=output)
         with open_output(output / TOKENIZER_SECTION) as file:
             json.dump(data.tokenizer_settings, file, indent=1)
         tokenizers = prepare_tokenizers(data, output)
@@ -219,10 +215,7 @@ def prepare_trees(data: Preparation, tokenizers: TokenizerPair) -> TreeEncoder |
         return None
     if not any(corpus.has_trees for corpus in data.train):
         reason = "The model reads dependency trees, but data.train has none. Set source_trees or tree_columns"
-        if PartialState().num_processes > 1 and not data.allows_unused:
-            # Parameters without gradients.
-            raise UserError(f"{reason}, or training.ddp_find_unused_parameters=true.", field="data.train")
-        logger.warning(f"Warning: {reason}.")
+        logger.warning(f"Warning: {reason}, or on several processes training.ddp_find_unused_parameters=true.")
         return None
     if tokenizers.relations is None:
         pairs = load_pairs(data.train, data.source_lang, data.target_lang, data.reading["on_empty"])

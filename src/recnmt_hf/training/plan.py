@@ -85,7 +85,6 @@ class Preparation:
     max_sentences: int | None  # to train tokenizers on
     tokenizer_settings: dict[str, Any]  # as data in shards records them
     relation_subtypes: bool
-    allows_unused: bool | None  # parameters without gradients on several processes
 
     @classmethod
     def of(cls, recipe: Recipe, model: Architecture) -> Preparation:
@@ -117,7 +116,6 @@ class Preparation:
             max_sentences=section.max_sentences,
             tokenizer_settings={**asdict(section), "dropout": 0.0},
             relation_subtypes=section.relation_subtypes,
-            allows_unused=recipe.training.ddp_find_unused_parameters,
         )
 
 

@@ -175,10 +175,7 @@ def check_sections(recipe: Recipe) -> None:
     metric = training.metric_for_best_model.removeprefix("eval_")
     of_text = training.scorer.names if training.bleu_samples > 0 else ()
     check_value("training.metric_for_best_model", metric, Literal[("loss", "perplexity", *of_text)])
-    try:
-        higher_is_better(metric, training.values.get("greater_is_better"))
-    except UserError as error:
-        raise error.inside("training") from error
+    higher_is_better(metric, training.values.get("greater_is_better"))
     uses_best = average.which == "best"
     for name, is_set in (
         ("training.early_stopping_patience", training.early_stopping_patience),

@@ -98,11 +98,8 @@ def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> dict[s
             raise UserError(f"{short_repr(override)} is not an override. Write section.field=value, or =null to reset.")
         target = content
         for parent in parents:
-            if target.get(parent) in (None, DEFAULT):
-                target[parent] = {}
+            target[parent] = mapping(target.get(parent), parent)
             target = target[parent]
-            if not isinstance(target, dict):
-                raise UserError(f"{name} cannot be set, because {parent} is not a mapping.", field=name)
         parsed = load_yaml(value, name)
         target[last] = DEFAULT if parsed is None and len(parents) < FIELD_DEPTH else parsed
         if name in LENGTHS and parsed not in (None, -1):

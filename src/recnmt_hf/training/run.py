@@ -129,10 +129,9 @@ class Run:
             context.enter_context(progress_bars_on_terminals(self.processes.is_main))
             try:
                 yield
-            except BaseException:
+            finally:
                 if self.is_new:
                     delete_run(folder)
-                raise
 
     def prepare(self) -> Inputs:
         """Prepare tokenizers and data, on the first process before the others."""
@@ -293,9 +292,6 @@ def check_identity(plan: Plan, checkpoint: Path) -> None:
     if 0 < max_steps < steps:
         field = "training.max_steps"
         raise UserError(f"{field}={max_steps} is less than the {steps} steps of {checkpoint}.", field=field)
-    if checkpoint.parent != plan.output_dir and len(plan.stages) == 1:
-        field = "training.baseline_steps"
-        raise UserError(f"{checkpoint} belongs to a baseline, but {field} is not set. {RESTORE}", field=field)
     earlier = mapping_in(plan.output_dir / RECIPE)
     if not earlier:
         logger.info(f"{plan.output_dir} has no readable {RECIPE}, so changes of the recipe are unknown.")

@@ -151,12 +151,12 @@ class TokenizerSection:
     def __post_init__(self) -> None:
         check_options(self)
         check_tags(self.tags, "tags", SPECIAL_TOKENS)
-        if self.joint and (self.target_kind or self.target_vocab_size or self.target):
+        has_own = self.target_kind or self.target_vocab_size or self.target
+        if (self.joint and has_own) or (self.target and not self.source):
             raise UserError(
-                "joint=true is not supported with target, target_kind and target_vocab_size.", field="joint"
+                "target requires source; joint=true excludes target, target_kind and target_vocab_size.",
+                field="joint" if self.joint else "target",
             )
-        if self.target and not self.source:
-            raise UserError("target requires tokenizer.source.", field="target")
         for name in ("source", "target"):
             if (path := getattr(self, name)) is not None:
                 setattr(self, name, folder_of_model(path))
