@@ -32,11 +32,11 @@ from measuring import run_script, time_in_turns
 from transformers import AutoModelForSeq2SeqLM
 
 from recnmt_hf.commands.arguments import Parser, whole
+from recnmt_hf.data.batching import batches_by_tokens, pad_rows
 from recnmt_hf.data.files import open_output
 from recnmt_hf.data.text import read_parallel
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
 from recnmt_hf.errors import UserError, short_repr
-from recnmt_hf.inference.batching import batches_by_tokens, pad_rows
 from recnmt_hf.inference.devices import keep_freed_memory
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.translator import Translator

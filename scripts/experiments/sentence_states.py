@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from recnmt_hf import Translator
-from recnmt_hf.inference.batching import batches_by_tokens
+from recnmt_hf.data.batching import batches_by_tokens
 from recnmt_hf.models.recurrent_layers import masked_mean
 from recnmt_hf.models.seq2seq_outputs import Memory
 from recnmt_hf.models.sequence_pairs import last_states

@@ -8,8 +8,7 @@ from user_errors import rejects
 
 from recnmt_hf._plain_text import ids_of_texts
 from recnmt_hf.data.bpe_dropout import ResegmentedDataset, Resegmenter
-from recnmt_hf.data.tags import add_tags
-from recnmt_hf.data.tokenization import train_tokenizer
+from recnmt_hf.data.tokenization import add_tags, train_tokenizer
 
 
 TEXTS = ["The old cat sleeps.", "Käse, 1.5 kg: ok?", "  x   y ", "naïve café 你好", "</s> <unk> <0x41> >>de<<"]

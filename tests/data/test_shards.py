@@ -20,9 +20,8 @@ from recnmt_hf import GCNRNMTConfig
 from recnmt_hf.data.batching import BatchLimits, TokenBatchSampler
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.data.files import lock
-from recnmt_hf.data.filters import first_occurrences, keys_of, probability
 from recnmt_hf.data.prepared import prepare_dataset
-from recnmt_hf.data.shard_blocks import ShardSettings, blocks_of, line_ends
+from recnmt_hf.data.shard_blocks import ShardSettings, blocks_of, first_occurrences, keys_of, line_ends, probability
 from recnmt_hf.data.sharded import RAW, Mixture, PooledBatchSampler, ShardedDataset
 from recnmt_hf.data.sharding import ShardMaker, prepare_shards
 from recnmt_hf.data.text import read_lines

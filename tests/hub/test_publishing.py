@@ -320,7 +320,7 @@ def test_the_code_of_cards_runs_in_isolation(tmp_path, monkeypatch):
     seen = json.loads(run_isolated("import json, os\nprint(json.dumps(dict(os.environ)))"))
     assert "secret" not in json.dumps(seen) and seen["HF_HUB_OFFLINE"] == "1" and seen["PATH"] == os.environ["PATH"]
     assert run_isolated("print('Größe', '你好')") == "Größe 你好"
-    with rejects("ImportError: recnmt_hf is not installed here"):
+    with rejects("import of recnmt_hf halted"):
         run_isolated("import recnmt_hf")
     monkeypatch.setattr(card_module, "TIME_LIMIT", 0.5)
     with pytest.raises(subprocess.TimeoutExpired):

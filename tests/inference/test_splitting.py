@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from recnmt_hf.data.tags import add_tags
+from recnmt_hf.data.tokenization import add_tags
 from recnmt_hf.inference import DecodingOptions, Hypothesis, Translator
 from recnmt_hf.inference.splitting import join_pieces, join_texts, split_sentences, split_text
 

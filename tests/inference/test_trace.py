@@ -7,7 +7,7 @@ import transformers
 
 from recnmt_hf import Translator
 from recnmt_hf.commands.main import main
-from recnmt_hf.data.tags import add_tags
+from recnmt_hf.data.tokenization import add_tags
 
 
 OPTIONS = {"beams": 2, "num_hypotheses": 2, "max_new_tokens": 4}

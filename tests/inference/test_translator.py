@@ -13,12 +13,12 @@ import transformers
 from user_errors import rejects
 
 import recnmt_hf
+from recnmt_hf.data.batching import batches_by_tokens
 from recnmt_hf.data.records import Tokens
 from recnmt_hf.inference import DecodingOptions, Translator
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
 from recnmt_hf.inference.backends.torch_model import can_drop_finished
-from recnmt_hf.inference.batching import batches_by_tokens
 from recnmt_hf.inference.codec import Request
 
 

@@ -200,6 +200,3 @@ def test_corpora_without_trees_are_named(corpora, tmp_path, caplog):
         data = Plan.of(recipe_of({**corpora, "train": recipe.data.validation[0]}, test={}), tmp_path).data
         assert prepare_trees(data, tokenizers) is None
     assert "source_trees" in caplog.text
-    several = mock.patch("recnmt_hf.training.inputs.PartialState", return_value=mock.Mock(num_processes=2))
-    with several, rejects(field="data.train"):
-        prepare_trees(data, tokenizers)

@@ -7,7 +7,7 @@ import pytest
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.results import Hypothesis, Translation
 from recnmt_hf.training.metrics import TextScorer
-from recnmt_hf.training.tuning import GRID, N_BEST, tune_length_penalty
+from recnmt_hf.training.testing import GRID, N_BEST, tune_length_penalty
 
 
 SHORT, LONG = "the dog sleeps here", "the dog sleeps here in the house today"

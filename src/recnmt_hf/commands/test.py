@@ -66,8 +66,7 @@ def run(args: argparse.Namespace) -> None:
     from ..training.evidence import Evidence, about_model, without_private
     from ..training.metrics import TextScorer
     from ..training.recipe import name_of_test
-    from ..training.testing import add_score, compare_with_baseline, test_model
-    from ..training.tuning import tune_length_penalty
+    from ..training.testing import add_score, compare_with_baseline, test_model, tune_length_penalty
 
     for name, *_ in args.set:
         name_of_test(name)

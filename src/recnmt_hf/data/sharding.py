@@ -27,9 +27,18 @@ from .._plain_text import is_blank
 from ..errors import UserError
 from .corpora import Corpus
 from .files import digest_of, digest_of_file, lock, open_output
-from .filters import KEY_BYTES, are_in_languages, first_occurrences, keys_of, read_keys
 from .prepared import count_equal, tokenize_pairs, tokenizer_fingerprint, warn_about_unknown
-from .shard_blocks import Block, ShardSettings, blocks_of, plain_files
+from .shard_blocks import (
+    KEY_BYTES,
+    Block,
+    ShardSettings,
+    are_in_languages,
+    blocks_of,
+    first_occurrences,
+    keys_of,
+    plain_files,
+    read_keys,
+)
 from .sharded import (
     FORMAT,
     MANIFEST,

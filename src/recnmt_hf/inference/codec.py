@@ -12,7 +12,7 @@ from typing import Any
 from .._plain_text import control_ids, is_blank
 from ..data.alignments import words_of_tokens
 from ..data.records import ParsedSentence, Sentence, SourceText, Tokens
-from ..data.tags import source_tags, tag_ids
+from ..data.tokenization import source_tags, tag_ids
 from ..data.tokenizer_pair import vocabulary_sizes
 from ..data.tree_inputs import tree_options
 from ..errors import UserError, short_repr

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..data.batching import batches_by_tokens, run_batches
 from ..data.records import ParsedSentence, SourceText, TokenRows, Tokens
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import Relations
@@ -21,7 +22,6 @@ from ..errors import UserError
 from .attention_links import attention_rows, links_of_tokens
 from .backends.protocol import Backend, SearchRequest, SearchResult
 from .backends.torch_model import TorchBackend
-from .batching import batches_by_tokens, run_batches
 from .codec import Codec, Request, refuse_text
 from .loading import load_backend
 from .model_settings import ModelTask, end_ids

@@ -104,10 +104,10 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
         raise UserError(f"model.type={name} cannot be imported ({error}).", field=name) from error
     config_class: Any = getattr(model_class, "config_class", None)
     model_type: Any = getattr(config_class, "model_type", None)
-    owner: Any = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(config_class, model_class)
     is_model = isinstance(model_class, type) and issubclass(model_class, Seq2SeqConditionalGeneration)
+    owner: Any = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(config_class, model_class) if is_model else None
     is_free = model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] is config_class
-    if not (is_model and model_type and is_free and owner is model_class):
+    if not (model_type and is_free and owner is model_class):
         raise UserError(
             f"model.type={name} must be a subclass of Seq2SeqConditionalGeneration with a model_type of its own.",
             field=name,

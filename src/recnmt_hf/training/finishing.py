@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
@@ -16,7 +18,6 @@ from .._loading_errors import looks_local
 from .._plain_text import is_blank
 from ..data.corpora import load_pairs, load_test_set
 from ..data.files import open_output
-from ..data.overlap import rows_in_training
 from ..data.sharded import ShardedDataset
 from ..data.text import write_lines
 from ..errors import UserError
@@ -190,3 +191,22 @@ def test(plan: Plan, folder: Path) -> dict[str, Any]:
         results[AVERAGE] = average
         logger.info(f"average of the test sets: {', '.join(f'{kind} {value:.2f}' for kind, value in average.items())}")
     return results
+
+
+def folded(text: str) -> str:
+    """Return a text without case, punctuation and spacing."""
+    return re.sub(r"[\W_]+", " ", text.casefold()).strip()
+
+
+def rows_in_training(training: Iterable[str], sets: Mapping[str, Sequence[str]]) -> dict[str, list[int]]:
+    """
+    Return for each set of sentences the rows, counted from 0, that occur in the training text. Case, punctuation and
+    spacing do not count.
+    """
+    rows: dict[str, list[tuple[str, int]]] = {}
+    for name, sentences in sets.items():
+        for row, sentence in enumerate(sentences):
+            rows.setdefault(folded(sentence), []).append((name, row))
+    rows.pop("", None)
+    seen = {text for text in map(folded, training) if text in rows}
+    return {name: sorted(row for text in seen for other, row in rows[text] if other == name) for name in sets}

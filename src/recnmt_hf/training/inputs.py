@@ -19,8 +19,7 @@ from ..data.files import lock, open_output, reject_model_folder, remove
 from ..data.prepared import prepare_dataset, tokenizer_fingerprint
 from ..data.sharded import ShardedDataset, ShardRecord, read_json
 from ..data.sharding import prepare_shards
-from ..data.tags import check_known
-from ..data.tokenization import load_tokenizer, require_control_tokens, train_tokenizer
+from ..data.tokenization import check_known, load_tokenizer, require_control_tokens, train_tokenizer
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import RELATIONS_FILE, Relations, TreeEncoder, tree_options
 from ..errors import ExistingFileError, UserError, short_repr

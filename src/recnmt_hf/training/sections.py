@@ -11,10 +11,9 @@ import torch
 
 from .._loading_errors import folder_of_model
 from ..data.corpora import Corpus, parse_corpora
-from ..data.filters import KEYS_OF_DUPLICATES
-from ..data.tags import check_tags
+from ..data.shard_blocks import KEYS_OF_DUPLICATES
 from ..data.text import ON_EMPTY, ON_LONG
-from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES
+from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES, check_tags
 from ..errors import UserError, short_repr
 from ..options import LANGUAGE, Range, check_options, documented, given_fields, option, options_of, parse
 from .arguments import training_options

@@ -22,6 +22,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from ...data.batching import pad_rows
 from ...data.languages import list_names
 from ...data.records import TokenRows
 from ...data.tokenizer_pair import TokenizerPair
@@ -29,7 +30,6 @@ from ...data.tree_inputs import pad_tree_columns, tree_columns, tree_options
 from ...errors import UserError
 from ...models.kernels_cpu_matmuls import project
 from ...models.seq2seq_outputs import CACHE
-from ..batching import pad_rows
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence, SeededDraws
 from ..model_settings import LengthLimits, length_limits, setting, start_id
 from ..options import PYTHON_ARGUMENTS, DecodingOptions

@@ -1,6 +1,6 @@
 """Sentences of test sets in the training text."""
 
-from recnmt_hf.data.overlap import rows_in_training
+from recnmt_hf.training.finishing import rows_in_training
 
 
 def test_case_punctuation_and_spaces_do_not_count():
