@@ -18,6 +18,11 @@ from recnmt_hf._lazy import names_for_type_checkers
 from recnmt_hf.families import FAMILIES
 
 
+# Most lines of each package, and of all others together.
+BUDGET = {
+    **{"models": 9550, "training": 4150, "data": 4050, "inference": 3750, "hub": 2300, "commands": 1900},
+    "others": 4750,
+}
 # The packages that each package may import.
 DEPENDENCIES = {
     "models": set(),
@@ -47,6 +52,17 @@ def test_every_public_name_resolves():
     assert set(recnmt_hf.__all__) <= set(dir(recnmt_hf))
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         getattr(recnmt_hf, "Nothing")  # noqa: B009
+
+
+def test_packages_stay_within_their_lines(repository):
+    """A feature that needs more removes something, or the changelog says why the budget moves."""
+    lines = dict.fromkeys(BUDGET, 0)
+    for path in (repository / "src/recnmt_hf").rglob("*.py"):
+        package = path.relative_to(repository / "src/recnmt_hf").parts[0]
+        lines[package if package in BUDGET else "others"] += len(path.read_text(encoding="utf-8").splitlines())
+    assert {name: count for name, count in lines.items() if count > BUDGET[name]} == {}
+    tests = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in (repository / "tests").rglob("*.py"))
+    assert tests <= 0.85 * sum(BUDGET.values())
 
 
 def test_the_classes_of_a_family_are_public():
