@@ -127,3 +127,9 @@ def test_tags_of_any_form_stand_before_every_sentence(random_translator):
 )
 def test_parts_are_joined_by_the_script_of_their_nearest_letters(parts, separators, joined):
     assert join_texts(parts, separators) == joined
+
+
+def test_joining_takes_time_in_proportion_to_the_length():
+    """A hundred thousand parts; each join looks at the last letter alone."""
+    parts = ["word"] * 100_000
+    assert len(join_texts(parts, [" "] * len(parts))) == 5 * len(parts) - 1

@@ -346,13 +346,26 @@ def test_foreign_files_with_the_names_of_a_run_stay(finished, tmp_path, demand, 
     assert contents(folder) == before
 
 
-def test_overwriting_deletes_the_files_of_the_run_alone(finished, run):
-    for name in ("thesis.txt", "models/a", "baseline/thesis.txt", "baseline/checkpoint-1/a", "runs/a", "data/a"):
-        (run / name).parent.mkdir(parents=True, exist_ok=True)
-        (run / name).write_text("precious")
-    assert output_folder.claim_output(run, resume=False, overwrite=True)
-    left = {name for name, content in contents(run).items() if content}
-    assert left == {"thesis.txt", "models/a", "baseline/thesis.txt", "data/a"}
+@pytest.mark.parametrize("name", ["thesis.txt", "models/a", "baseline/thesis.txt"])
+def test_overwriting_refuses_other_files(finished, run, name):
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
+    (run / name).write_text("precious")
+    before = contents(run)
+    with rejects("nothing was deleted", field=str(run), kind=ExistingFileError):
+        train(small(finished), run, overwrite=True)
+    assert contents(run) == before
+
+
+def test_an_overwritten_run_returns_if_the_new_one_fails_before_training(finished, run, tmp_path):
+    (tmp_path / "empty.tsv").write_text("")
+    before, wrong = contents(run), {"train": [{"tsv": str(tmp_path / "empty.tsv")}]}
+    settings = small(finished).to_dict()
+    settings["data"] = {**settings["data"], **wrong}
+    with rejects("contains no sentence pairs"):
+        train(Recipe(**settings), run, overwrite=True)
+    assert contents(run) == before
+    assert output_folder.claim_output(run, resume=False, overwrite=True)  # and is killed
+    assert output_folder.claim_output(run, resume=True, overwrite=False) is False and contents(run) == before
 
 
 @pytest.mark.parametrize("remaining", ["recipe.yaml", "checkpoint-4"])
@@ -364,7 +377,7 @@ def test_signs_of_a_run(run, remaining):
     with rejects(field=str(run), kind=ExistingFileError):
         output_folder.claim_output(run, resume=False, overwrite=False)
     assert output_folder.claim_output(run, resume=False, overwrite=True)
-    assert not list(run.iterdir())
+    assert [path.name for path in run.iterdir()] == [output_folder.ASIDE]
 
 
 def test_a_new_run_that_fails_before_training_leaves_nothing(finished, tmp_path):
@@ -436,3 +449,10 @@ def test_processes_wait_and_end_with_their_launcher(tmp_path, finished):
     process.stdout.close()
     assert output_of(two_processes(tmp_path, finished / "data", "resumed")).count("limit 10.0") == 2
     assert (tmp_path / "run/model/model.safetensors").is_file()
+
+
+def test_a_damaged_final_model_is_made_again(finished, run):
+    before = (run / "model/model.safetensors").read_bytes()
+    (run / "model/model.safetensors").write_bytes(before[:-100])
+    train(small(finished), run, resume=True)
+    assert (run / "model/model.safetensors").read_bytes() == before

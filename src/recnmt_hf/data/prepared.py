@@ -250,10 +250,11 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     language = min(language_ids(tokenizer), default=None)  # every text is encoded in its own
     with in_languages(tokenizer, language, language):
         ids = [encode_plain(tokenizer, probe, is_target)["input_ids"] for is_target in (False, True)]
+        content = "" if backend is None else backend.to_str()
     if backend is None:
         state: Any = [type(tokenizer).__name__, tokenizer.get_vocab(), ids]
     else:
-        state = json.loads(backend.to_str())
+        state = json.loads(content)
         state.pop("padding", None)
         state.pop("truncation", None)
         if ids[0] != ids[1]:

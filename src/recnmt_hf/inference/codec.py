@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -221,7 +222,7 @@ class Codec:
         """Return the tokens of a translation, given as text or token ids; `UserError` for ids that do not exist."""
         if isinstance(target, str):
             return self.encode_target(target, direction)
-        ids, (_, size) = list(map(int, target)), vocabulary_sizes(self.model.config)
+        ids, (_, size) = list(map(operator.index, target)), vocabulary_sizes(self.model.config)
         if any(not 0 <= id < size for id in ids):
             raise UserError(f"{place} has token ids beyond 0 to {size - 1}.", field=place)
         return self.target_tokens(ids, direction or self.direction())

@@ -97,8 +97,8 @@ def is_unspaced_between(left: str, right: str) -> bool:
     """Return whether no space belongs between two texts, by their nearest letters and the marks that meet."""
     if IS_WIDE_MARK.match(left[-1]) or IS_WIDE_MARK.match(right[0]):
         return True
-    letters = [[c for c in side if unicodedata.category(c)[0] in "LM"][:1] for side in (left[::-1], right)]
-    near = [letter for side in letters for letter in side]
+    letters = (next((c for c in side if unicodedata.category(c)[0] in "LM"), None) for side in (reversed(left), right))
+    near = [letter for letter in letters if letter is not None]
     return bool(near) and all(map(IS_UNSPACED.match, near))
 
 

@@ -22,6 +22,7 @@ from ..data.files import digest_of_file
 from ..errors import ExistingFileError, MissingFileError, UserError, short_repr
 from ..families import MODEL_TYPES
 from ..inference.model_settings import EVIDENCE
+from ..options import Range, check_value
 from .metrics import higher_is_better
 
 
@@ -168,6 +169,8 @@ def choose_checkpoints(
     (without `greater_is_better` it must have a known direction). Incomplete checkpoints are reported and skipped;
     `UserError` if there is no complete one, or no value of the metric.
     """
+    check_value("count", count, int, Range(least=1))
+    check_value("which", which, Literal["last", "best"])
     complete = []
     for step, folder in numbered_in(run):
         if faults := faults_of(folder, contents=False):

@@ -54,7 +54,7 @@ def finish(plan: Plan, trainer: TranslationTrainer) -> None:
         logger.info(f"The run has fewer checkpoints than average.count={plan.average}.")
     final, working = output_dir / FINAL, output_dir / f"{FINAL}.partial"
     is_resumed = trainer.state.global_step == trainer.steps_before  # without a step
-    if is_resumed and final.is_dir() and Evidence.load(final).training.get("averaged") == names:
+    if is_resumed and is_average(final, names, steps_of(checkpoints_in(output_dir)[-1][1])):
         with Evidence.changing(final) as evidence:  # its speed and other scores stay
             evidence.recipe = without_private(differences(plan.settings))
     else:
@@ -69,6 +69,16 @@ def finish(plan: Plan, trainer: TranslationTrainer) -> None:
         results = {**test(plan, final), "averaged": names}
         with open_output(output_dir / RESULTS) as file:
             json.dump(results, file, indent=2)
+
+
+def is_average(folder: Path, names: list[str], steps: int) -> bool:
+    """Return whether a folder has the intact average of these checkpoints of a run with so many steps."""
+    try:
+        training = Evidence.load(folder).training
+        load_model(folder, torch.device("cpu"))
+    except Exception:  # whatever is damaged, it is made anew
+        return False
+    return training.get("averaged") == names and training.get("steps") == steps
 
 
 def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]) -> Evidence:

@@ -34,6 +34,8 @@ RESULTS = "results.json"
 # Folder of the first of two stages, with the checkpoints of its baseline.
 BASELINE = "baseline"
 LOCK = ".lock"
+# Folder of a run that is overwritten, until the new one trains.
+ASIDE = ".overwritten"
 # Name of a final model while the next one replaces it.
 REPLACED = f"{FINAL}.old"
 # Seconds that the processes of a killed run may need to end.
@@ -85,8 +87,12 @@ def claim_output(output_dir: Path, resume: bool, overwrite: bool) -> bool:
     `ExistingFileError` for an earlier run that is neither resumed nor overwritten, and for files of other programs: a
     run has a recipe with all sections, or a checkpoint with a manifest. Names alone prove nothing.
     """
+    if not (output_dir / RECIPE).exists():  # a kill came between two runs
+        bring_back(output_dir)
     names = sorted(
-        path.name for path in output_dir.iterdir() if path.name not in (DATA, LOCK) and not path.name.startswith(PREFIX)
+        path.name
+        for path in output_dir.iterdir()
+        if path.name not in (DATA, LOCK, ASIDE) and not path.name.startswith(PREFIX)
     )
     some = ", ".join(names[:4])
     if not names:
@@ -101,8 +107,41 @@ def claim_output(output_dir: Path, resume: bool, overwrite: bool) -> bool:
         raise ExistingFileError(f"{output_dir} is not a training run ({some}); nothing was deleted.", field=output_dir)
     if resume:
         return False
-    delete_run(output_dir)
+    foreign = [name for name in names if not is_of_run(output_dir / name)]
+    if foreign:
+        some = ", ".join(foreign[:4])
+        raise ExistingFileError(
+            f"{output_dir} contains files that recnmt did not create ({some}); nothing was deleted.", field=output_dir
+        )
+    set_aside(output_dir)
     return True
+
+
+def is_of_run(path: Path) -> bool:
+    """Return whether a path has a name that runs give; a baseline's folder has nothing else than its checkpoints."""
+    if path.name == BASELINE:
+        return all(inner.name == "runs" or inner in all_checkpoints_in(path.parent) for inner in path.iterdir())
+    return bool(_OF_RUNS.fullmatch(path.name)) or path in all_checkpoints_in(path.parent)
+
+
+def set_aside(output_dir: Path) -> None:
+    """Move an earlier run into a hidden folder, from which it returns if the new one fails before training."""
+    if (output_dir / ASIDE).is_dir():  # the present one was to overwrite it, and was killed before it trained
+        delete_run(output_dir)
+        return
+    (output_dir / ASIDE).mkdir()
+    for path in list(output_dir.iterdir()):
+        if path.name not in (DATA, LOCK, ASIDE):
+            os.replace(path, output_dir / ASIDE / path.name)
+
+
+def bring_back(output_dir: Path) -> None:
+    """Move a run that was set aside back into its folder."""
+    aside = output_dir / ASIDE
+    if aside.is_dir():
+        for path in list(aside.iterdir()):
+            os.replace(path, output_dir / path.name)
+        aside.rmdir()
 
 
 def delete_run(output_dir: Path) -> None:

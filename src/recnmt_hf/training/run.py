@@ -19,7 +19,7 @@ from datasets import Dataset
 from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedConfig, PreTrainedModel, set_seed
 
 from .._bounded_reading import read_small_text
-from ..data.files import open_output
+from ..data.files import open_output, remove
 from ..data.shard_blocks import ShardSettings
 from ..data.sharded import ShardedDataset
 from ..data.tree_inputs import TREE_INPUTS
@@ -40,10 +40,12 @@ from .checkpoints import (
 from .finishing import finish
 from .inputs import Inputs, delete_tokenizers, prepare_inputs
 from .output_folder import (
+    ASIDE,
     BASELINE,
     FINAL,
     RECIPE,
     RECORD,
+    bring_back,
     claim_output,
     delete_run,
     locked,
@@ -132,6 +134,7 @@ class Run:
             finally:
                 if self.is_new:
                     delete_run(folder)
+                    bring_back(folder)
 
     def prepare(self) -> Inputs:
         """Prepare tokenizers and data, on the first process before the others."""
@@ -200,6 +203,8 @@ class Run:
         if stage.last_step is not None:  # a baseline's
             check_planned_steps(stage.last_step, planned)
         self.is_new = False
+        if arguments.should_save:
+            remove(plan.output_dir / ASIDE)
         if checkpoint is not None:
             if arguments.should_save:
                 for step, folder in numbered_in(checkpoint.parent):

@@ -58,7 +58,7 @@ class EnsembleBackend(TranslatesOnly, TorchBackend):
         expected: dict[str, tuple[Any, str]] = {}
         for member in members:
             name = member.model.name_or_path
-            if not isinstance(member, TorchBackend):
+            if not isinstance(member, TorchBackend) or isinstance(member, EnsembleBackend):
                 raise UserError(f"{name} cannot be part of an ensemble, only PyTorch and ONNX.")
             for what, value in shared_settings(member).items():
                 known, first = expected.setdefault(what, (value, name))
