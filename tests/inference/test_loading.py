@@ -242,7 +242,7 @@ def test_settings_of_generate_that_contradict_the_model(folder, name):
 def test_a_model_without_an_end_token(tiny_folder):
     translator = Translator.from_pretrained(tiny_folder, device="cpu")
     translator.model.config.eos_token_id = translator.model.generation_config.eos_token_id = None
-    with rejects(field="eos_token_id"):
+    with rejects("eos_token_id=None", field="target tokenizer"):
         Translator(translator.model, translator.tokenizer)
     unchecked = Translator(translator.model, translator.tokenizer, check=False)
     (translation,) = unchecked(["The dog."], max_new_tokens=5)
