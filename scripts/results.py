@@ -488,12 +488,13 @@ def cells_of(row: Row, rows: Sequence[Row]) -> dict[str, str]:
     cells = {"model": row.label, "seeds": str(len(row.runs))}
     cells["parameters"] = f"{row.evidence.model['parameters'] / 1e6:.2f}M"
     for test in tests:
-        cells[f"BLEU {test}"] = text_of(row.bleu(test))
-        cells[f"length {test}"] = text_of(row.score("length_ratio", test)).partition(" ")[0]
-        cells[f"chrF {test}"] = text_of(row.score("chrf", test))
-        cells[f"TER {test}"] = text_of(row.score("ter", test), 1)
-        cells[f"p {test}"] = p_text(row.corrected.get(test))
-        cells[f"mark {test}"] = ", ".join(marks(row, rows[0], test))
+        lengths = row.score("length_ratio", test)
+        cells[f"BLEU (length) {test}"] = text_of(row.bleu(test)) + (f" ({mean(lengths):.2f})" if lengths else "")
+        for metric, digits in (("chrF", 2), ("TER", 1)):
+            scores = row.score(metric.lower(), test)
+            cells[f"{metric} {test}"] = f"{mean(scores):.{digits}f}" if scores else ""
+        p = p_text(row.corrected.get(test))
+        cells[f"p {test}"] = ", ".join([p, *marks(row, rows[0], test)]) if p else ""
     cells["recipe"] = differing_settings(row, rows[0])
     cells["validation loss"] = text_of([run.evaluations()[-1]["eval_loss"] for run in row.runs], 3)
     for title, digits, values in (
@@ -514,11 +515,9 @@ COLUMNS = (
     "model",
     "seeds",
     "BLEU",
-    "length",
     "chrF",
     "TER",
     "p ",
-    "mark",
     "recipe",
     "training tokens/s",
     "sentences/s",
@@ -636,7 +635,7 @@ def setup_of(rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[s
 def summary_of(rows: Sequence[Row], missing_rows: Sequence[str], page: str) -> str:
     """Return a short table for the README."""
     count = f"{len(rows)} of {len(rows) + len(missing_rows)}" if missing_rows else f"All {len(rows)}"
-    names = ("model", "seeds", "parameters", "BLEU", "length", "p ", "mark")
+    names = ("model", "seeds", "parameters", "BLEU", "p ")
     return f"{count} models with the same training words ([details]({page})):\n\n{table_of(rows, rows, names)}"
 
 
@@ -749,12 +748,12 @@ def sections_of(
         own = [row for row in rows if row.evidence.model["type"] == document.stem]
         if not own:
             return "None of them has been trained in this comparison yet."
-        names = ("model", "seeds", "parameters", "BLEU", "length", "p ", "mark", "sentences/s")
+        names = ("model", "seeds", "parameters", "BLEU", "p ", "sentences/s")
         return table_of(list({row.name: row for row in [rows[0], *own]}.values()), rows, names)
 
     return {
         "table": lambda _: table_of(rows, rows, COLUMNS),
-        "scores": lambda _: table_of(rows, rows, ("model", "seeds", "parameters", "BLEU", "length", "p ", "mark")),
+        "scores": lambda _: table_of(rows, rows, ("model", "seeds", "parameters", "BLEU", "p ")),
         "setup": lambda _: setup_of(rows, missing_rows, stored),
         "plots": lambda _: plots_of(folder, rows),
         "summary": lambda _: summary_of(rows, missing_rows, f"model_cards/{folder.name}.md"),
