@@ -15,7 +15,7 @@ from ._registration import is_command, register
 from .families import FAMILIES, MODEL_TYPES
 
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from .data.batching import TokenBatchSampler as TokenBatchSampler

@@ -74,8 +74,8 @@ class Corpus:
     seed: int = option(1, "seed of the generated corpus")
     sacrebleu: str | None = option(None, "name of a test set of sacrebleu, such as wmt14")
     pair: str | None = option(None, "language pair of the test set, such as en-de; null: source_lang-target_lang")
-    source_lang: str | None = option(None, "language code of the source; null: that of data")
-    target_lang: str | None = option(None, "language code of the target; null: that of data")
+    source_lang: str | None = option(None, "language code of the source; null: data.source_lang")
+    target_lang: str | None = option(None, "language code of the target; null: data.target_lang")
     source_tag: str | None = option(
         None, "tag before each source, such as >>de<<; one of tokenizer.tags, or a symbol of a given tokenizer"
     )
