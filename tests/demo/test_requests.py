@@ -5,7 +5,6 @@ import os
 import socket
 import threading
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -16,20 +15,24 @@ import pytest
 from option_tables import option_table
 from user_errors import rejects
 
-from recnmt_hf.demo import rendering
+
+pytest.importorskip("gradio", reason="the extra demo is not installed")
+
 from recnmt_hf.demo.limits import Limits
-from recnmt_hf.demo.live import (
+from recnmt_hf.demo.page import HTML, Page, begin, card_html, stop_request
+from recnmt_hf.demo.serving import serving
+from recnmt_hf.demo.translating import (
     Ended,
     Progress,
     Watch,
     decoding_options,
+    load_models,
     read_upload,
     split_into_segments,
     translate_lines,
     translate_text,
+    unique_names,
 )
-from recnmt_hf.demo.models import load_models, short_names
-from recnmt_hf.demo.page import Page
 from recnmt_hf.inference.model_settings import ModelTask
 from recnmt_hf.inference.splitting import join_texts
 
@@ -130,6 +133,7 @@ def zstd(content):
 
 
 def write(folder, content, name="news.en"):
+    folder.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
     return folder / name
 
@@ -154,35 +158,35 @@ def test_files_beyond_the_limits(tmp_path, content, code):
     """The message has the name of the visitor's file, not its place on the server."""
     limits = Limits(max_characters=50, max_lines=10, max_file_size=110_000 if len(content) > 90_000 else 300)
     with rejects(code) as caught:
-        read_upload(write(tmp_path, content), "news.en", limits)
+        read_upload(write(tmp_path / "upload", content), limits)
     assert "news.en" in str(caught.value) and str(tmp_path) not in str(caught.value)
+    assert not (tmp_path / "upload").exists()
 
 
 def test_two_visitors_upload_the_same_file(models, tmp_path):
     """gradio stores equal files once, and the first request deletes it."""
-    page, request = Page(models, LIMITS), SimpleNamespace(session_hash="b")
-    missing = tmp_path / "uploads/abc/news.txt"
-    missing.parent.mkdir(parents=True)
-    (problem, result), *_ = page.translate_file(str(missing), models[0].name, 1, 0.6, request)
-    assert "was deleted" in problem and not result
+    (problem, result), *_ = Page(models, LIMITS).translate_file(
+        Watch(60), str(tmp_path / "news.txt"), models[0].name, 1, 0.6
+    )
+    assert "was deleted" in problem and str(tmp_path) not in problem and not result
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])
 def test_lines_of_a_file(models, tmp_path, compress):
-    lines = read_upload(write(tmp_path, compress(b"\xef\xbb\xbfThe dog .\r\n\nA cat .\n" * 10)), "a", Limits())
-    batches = list(translate_lines(Progress(models[0], []), lines, OPTIONS, Watch(60), LIMITS))
+    lines = read_upload(write(tmp_path, compress(b"\xef\xbb\xbfThe dog .\r\n\nA cat .\n" * 10)), Limits())
+    batches = list(translate_lines(Progress(models[0]), lines, OPTIONS, Watch(60), LIMITS))
     assert lines[:3] == ["The dog .", "", "A cat ."] and list(map(len, batches)) == [16, 14]
     assert batches[0][:3] == [t.text for t in models[0].translator(lines[:3], beams=2, num_hypotheses=2)]
 
 
 def test_visitors_see_the_warnings_of_their_translations(models, tmp_path, capfd):
     """On the page, not in the terminal of the server."""
-    page, request, text = Page(models, LIMITS), SimpleNamespace(session_hash="w"), "你好 你好 .\nA dog ."
-    *_, (message, result) = page.translate(text, [model.name for model in models], 1, 1, 0.6, request)
+    page, watch, text = Page(models, LIMITS), Watch(60), "你好 你好 .\nA dog ."
+    *_, (message, result) = page.translate(watch, text, [model.name for model in models], 1, 1, 0.6)
     assert not message and result.count("unknown to the tokenizer") == len(models)
-    *_, (state, link) = page.translate_file(str(write(tmp_path, text.encode())), models[0].name, 1, 0.6, request)
+    *_, (state, link) = page.translate_file(watch, str(write(tmp_path, text.encode())), models[0].name, 1, 0.6)
     assert state.count("unknown to the tokenizer") == 1 and link
-    *_, (_, result) = page.translate("A dog sleeps.", [models[0].name], 1, 1, 0.6, request)
+    *_, (_, result) = page.translate(watch, "A dog sleeps.", [models[0].name], 1, 1, 0.6)
     assert "unknown" not in result and "unknown" not in "".join(capfd.readouterr())
 
 
@@ -198,19 +202,21 @@ def test_results_are_escaped(models, hostile):
         part.hypotheses[0] = replace(part.hypotheses[0], text=hostile)
     state.model = SimpleNamespace(name=hostile, translator=state.model.translator)
     state.no_attention = hostile
+    alignment = state.segments[0].alignment
+    state.segments[0].alignment = replace(alignment, source=[hostile] * len(alignment.source), target=[hostile])
     pieces = [
-        rendering.translations([state], hostile),
-        rendering.links(state.segments),
-        rendering.file_progress(1, 2, 1.0, hostile),
-        rendering.download(f'"{hostile}', [hostile]),
-        rendering.note(hostile),
-        rendering.values(hostile, True),
-        rendering.picture(b"", hostile),
-        rendering.card(hostile),
+        HTML.translations([state], hostile),
+        HTML.links(state.segments),
+        HTML.file_progress(1, 2, 1.0, hostile),
+        HTML.download(f'"{hostile}', [hostile]),
+        HTML.note(hostile),
+        HTML.title(hostile),
+        HTML.inside(bytes(20), hostile, hostile, hostile),
+        card_html(hostile),
     ]
     for piece in pieces:
         assert "<img src=x" not in piece and "<script" not in piece
-    assert escape(hostile) in pieces[0]
+    assert all(piece.count(str(HTML.title(hostile))[4:-5]) for piece in pieces[:-1])
 
 
 @pytest.mark.parametrize(
@@ -226,7 +232,7 @@ def test_results_are_escaped(models, hostile):
     ],
 )
 def test_cards_have_no_html_of_their_own(text, shown):
-    found = rendering.card(text)
+    found = card_html(text)
     if shown is None:
         assert "<td>b</td>" in found
     else:
@@ -234,8 +240,8 @@ def test_cards_have_no_html_of_their_own(text, shown):
 
 
 def test_names_of_models():
-    assert short_names(["runs/a/model", "b", "user/c", "/"]) == ["a", "b", "c", "/"]
-    assert short_names(["x/a/model", "y/a"]) == ["x/a/model", "y/a"]
+    assert unique_names(["runs/a/model", "b", "user/c", "/"]) == ["a", "b", "c", "/"]
+    assert unique_names(["x/a/model", "y/a"]) == ["x/a/model", "y/a"]
 
 
 def test_an_export_has_no_attention_and_no_mechanism(plain_model, tmp_path):
@@ -245,8 +251,7 @@ def test_an_export_has_no_attention_and_no_mechanism(plain_model, tmp_path):
     export_ctranslate2(plain_model, tmp_path / "engine")
     exported = load_models([tmp_path / "engine"])[0]
     state = last(translate_text([exported], "The dog sleeps.", OPTIONS, Watch(60), LIMITS))[0]
-    assert state.is_complete and not exported.takes_processors
-    assert state.no_attention and escape(state.no_attention) in rendering.translations([state])
+    assert state.is_complete and state.no_attention and HTML.note(state.no_attention) in HTML.translations([state])
     with rejects("which gives no alignments or attention"):
         _ = exported.subject
 
@@ -260,10 +265,7 @@ def test_the_readme_lists_the_limits(repository):
 
 def test_the_server_leaves_nothing(plain_model, monkeypatch):
     """No temporary folder, no setting of the environment, no thread; no look-up of other hosts."""
-    pytest.importorskip("gradio")
     import httpx
-
-    from recnmt_hf.demo.serving import serving
 
     hosts, look_up = set(), socket.getaddrinfo
     monkeypatch.setattr(
@@ -296,10 +298,7 @@ def test_the_server_leaves_nothing(plain_model, monkeypatch):
 )
 def test_only_requests_for_the_name_of_the_page_are_answered(plain_model, host, own, foreign):
     """A web page whose own name leads to this address cannot read the page, and neither can it send a request."""
-    pytest.importorskip("gradio")
     import httpx
-
-    from recnmt_hf.demo.serving import serving
 
     with serving([plain_model], host, allowed_hosts=["own.example"]) as blocks:
         address = f"http://127.0.0.1:{blocks.server_port}/"
@@ -321,25 +320,14 @@ def test_only_requests_for_the_name_of_the_page_are_answered(plain_model, host, 
         assert refused(foreign) == {True} and refused(own) == {False}
 
 
-def test_requests_of_a_session():
-    """A new request stops the one before it; a stop before the start counts."""
-    pytest.importorskip("gradio")
-    from recnmt_hf.demo.page import MOST_SESSIONS, Requests
-
-    requests = Requests()
-    requests.begin("a", "text", 60)
-    first = requests.start("a", "text", 60)
-    requests.begin("b", "text", 60)
-    requests.begin("a", "file", 60)
-    assert not first.is_stopped
-    requests.begin("a", "text", 60)
-    assert first.is_stopped and not requests.start("a", "text", 60).is_stopped
-    requests.begin("a", "text", 60)
-    requests.stop("a", "text")  # while it waits for a place
-    waiting = requests.start("a", "text", 60)
+def test_requests_of_a_visitor():
+    """A new request stops the one before it; a stop while it waits for a place counts."""
+    first, waiting, result = begin(60, None)
+    assert "Waiting" in waiting and result == "" and not first.is_stopped
+    second, *_ = begin(60, first)
+    assert first.is_stopped and not second.is_stopped
+    stop_request(second)
+    second.start()
     with pytest.raises(Ended, match="Stopped"):
-        waiting.check()
-    assert not requests.start("a", "text", 60).is_stopped  # the next one is not
-    for number in range(MOST_SESSIONS + 5):
-        requests.begin(str(number), "text", 60)
-    assert len(requests.watches) == MOST_SESSIONS
+        second.check()
+    stop_request(None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,67 +15,97 @@ from .._extras import packages_of_extra
 from .._plain_text import is_blank
 from ..analysis.subjects import load_function
 from ..errors import UserError
-from . import rendering
+from ..hub.card import duration
+from ..inference.word_alignment import WordAlignment
 from .limits import Limits
-from .live import Ended, Progress, Watch, check_length, decoding_options, read_upload, translate_lines, translate_text
-from .models import DemoModel, load_models
+from .translating import (
+    DemoModel,
+    Ended,
+    Progress,
+    Watch,
+    check_length,
+    decoding_options,
+    load_models,
+    read_upload,
+    translate_lines,
+    translate_text,
+)
 
 
 with packages_of_extra("demo", "The page"):
     import gradio as gr
+    import jinja2
+    from markdown_it import MarkdownIt
 
 
-FOLDER = Path(__file__).parent
 WAITING = "Waiting for a free place ..."
 BUSY = "Too many requests are waiting. Try again in a moment."
 NO_TEXT = "Enter a text to translate."
 NO_CHOICE = "Choose at least one model."
 NO_CARD = "This model has no card; `recnmt publish --card-only` writes one."
-# Text and buttons with more contrast than the theme's own.
-COLORS = {
-    **dict.fromkeys(("body_text_color_subdued", "block_info_text_color", "block_label_text_color"), "*neutral_600"),
-    **dict.fromkeys(
-        ("body_text_color_subdued_dark", "block_info_text_color_dark", "block_label_text_color_dark"), "*neutral_300"
-    ),
-    "block_title_text_color": "*neutral_700",
-    "block_title_text_color_dark": "*neutral_200",
-    "input_placeholder_color": "*neutral_500",
-    "input_placeholder_color_dark": "*neutral_400",
-    "button_primary_background_fill": "*primary_700",
-    "button_primary_background_fill_dark": "*primary_700",
-    "button_primary_background_fill_hover": "*primary_800",
-    "button_primary_background_fill_hover_dark": "*primary_600",
-}
-# Sessions whose latest request is remembered, so that it can be stopped.
-MOST_SESSIONS = 1000
+# Largest number of characters of a sentence on the tab Inside.
+MOST_INSIDE = 2000
+# Attention below this share is not shown, and of a word no more than this number of links.
+LEAST_SHARE, MOST_LINKS = 0.1, 3
+# Resolution of the plots, and of a browser's pixels.
+PICTURE_DPI, SCREEN_DPI = 150, 96
+# Calls of the page itself, not of programs; those at once do not wait in the queue.
+PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+AT_ONCE = PRIVATE | {"queue": False}
 
 
-class Requests:
-    """The latest request of each session, which the stop button ends."""
+# -- HTML --------------------------------------------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self.watches: dict[tuple[str, str], Watch] = {}
 
-    def begin(self, session: str | None, tab: str, seconds: float) -> None:
-        """Register a request, and stop the one before it."""
-        self.stop(session, tab)
-        self.watches.pop((session or "", tab), None)
-        while len(self.watches) >= MOST_SESSIONS:
-            self.watches.pop(next(iter(self.watches))).stop()
-        self.watches[session or "", tab] = Watch(seconds)
+def count(number: int, unit: str) -> str:
+    """Return e.g. `1 sentence` or `2,000 lines`."""
+    return f"{number:,} {unit}{'' if number == 1 else 's'}"
 
-    def start(self, session: str | None, tab: str, seconds: float) -> Watch:
-        """Return the request of a session, perhaps stopped while it waited; its time starts now."""
-        key = session or "", tab
-        if key not in self.watches or self.watches[key].has_started:
-            self.watches[key] = Watch(seconds)
-        self.watches[key].start()
-        return self.watches[key]
 
-    def stop(self, session: str | None, tab: str) -> None:
-        """Stop the request of a session."""
-        if watch := self.watches.get((session or "", tab)):
-            watch.stop()
+def shares(alignment: WordAlignment, target: int) -> str:
+    """Return the numbers of the source words of a target word, with their percentages, as page.js reads them."""
+    row = alignment.weights[target]
+    best = sorted(range(len(alignment.source)), key=lambda i: -row[i])[:MOST_LINKS]
+    return " ".join(f"{i}:{100 * row[i]:.0f}" for i in best if row[i] >= LEAST_SHARE)
+
+
+def templates() -> Any:
+    """Return the macros of page.html, which escape all texts."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent, encoding="utf-8")
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.globals |= {"count": count, "duration": duration, "shares": shares}
+    environment.globals["base64"] = lambda content: base64.b64encode(content).decode()
+    environment.globals["width"] = lambda png: int.from_bytes(png[16:20], "big") * SCREEN_DPI // PICTURE_DPI
+    return environment.get_template("page.html").module
+
+
+HTML = templates()
+
+
+def card_html(text: str) -> str:
+    """Convert Markdown to HTML. Raw HTML is escaped; pictures, which could be loaded from elsewhere, become links."""
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+    return f'<div class="rn-document">{parser.render(text)}</div>'
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+def begin(seconds: float, former: Watch | None) -> tuple[Watch, str, str]:
+    """Stop the former request of a visitor; return the watch of a new one, a message, and an empty result."""
+    stop_request(former)
+    return Watch(seconds), HTML.note(WAITING), ""
+
+
+def stop_request(watch: Watch | None) -> None:
+    """Stop a request at its next step."""
+    if watch is not None:
+        watch.is_stopped = True
+
+
+def reject(message: str) -> str:
+    """Replace the message of a request that never started: the queue was full."""
+    return HTML.note(BUSY, True) if WAITING in message else message
 
 
 class Page:
@@ -82,16 +114,11 @@ class Page:
     def __init__(self, models: Sequence[DemoModel], limits: Limits):
         self.models = {model.name: model for model in models}
         self.limits = limits
-        self.requests = Requests()
 
     def chosen(self, names: Any) -> list[DemoModel]:
         """Return the models of names that a browser sent."""
         names = names if isinstance(names, list) else [names]
         return [model for name, model in self.models.items() if name in names]
-
-    def example(self) -> str:
-        """Return a sentence to begin with: the example of a model's evidence."""
-        return self.models[self.first(lambda model: model.example)].example
 
     def first(self, shows: Callable[[DemoModel], Any]) -> str:
         """Return the name of the first model that shows something, or else of the first one."""
@@ -101,121 +128,92 @@ class Page:
                     return model.name
         return next(iter(self.models))
 
-    # -- text ----------------------------------------------------------------------------------------------------------
-
-    def begin_text(self, request: gr.Request) -> str:
-        self.requests.begin(request.session_hash, "text", self.limits.time_limit)
-        return rendering.note(WAITING)
-
-    def stop_text(self, request: gr.Request) -> None:
-        self.requests.stop(request.session_hash, "text")
+    def example(self) -> str:
+        """Return a sentence to begin with: the example of a model's evidence."""
+        return self.models[self.first(lambda model: model.example)].example
 
     def translate(
-        self, text: Any, names: Any, beams: Any, hypotheses: Any, penalty: Any, request: gr.Request
+        self, watch: Watch, text: Any, names: Any, beams: Any, hypotheses: Any, penalty: Any
     ) -> Iterator[tuple[str, str]]:
         """Yield the message and the translations, as they grow."""
-        watch = self.requests.start(request.session_hash, "text", self.limits.time_limit)
         text, models, states = str(text or ""), self.chosen(names), []
         if is_blank(text) or not models:
-            yield rendering.note(NO_TEXT if is_blank(text) else NO_CHOICE), ""
+            yield HTML.note(NO_TEXT if is_blank(text) else NO_CHOICE), ""
             return
+        watch.start()
         try:
             options = decoding_options(self.limits, beams, hypotheses, penalty)
             for states in translate_text(models, text, options, watch, self.limits):
-                yield "", rendering.translations(states)
+                yield "", HTML.translations(states)
         except UserError as error:
-            yield rendering.note(str(error), True), rendering.translations(states, "Not finished") if states else ""
+            yield HTML.note(str(error), True), HTML.translations(states, "Not finished") if states else ""
         except Ended as ended:
-            yield rendering.note(f"{ended}."), rendering.translations(states, "Stopped") if states else ""
+            yield HTML.note(f"{ended}."), HTML.translations(states, "Stopped") if states else ""
 
-    def reject(self, message: str) -> str:
-        """Replace the message of a request that never started: the queue was full."""
-        return rendering.note(BUSY, True) if WAITING in message else message
-
-    # -- files ---------------------------------------------------------------------------------------------------------
-
-    def begin_file(self, request: gr.Request) -> tuple[str, str]:
-        self.requests.begin(request.session_hash, "file", self.limits.file_time_limit)
-        return rendering.note(WAITING), ""
-
-    def stop_file(self, request: gr.Request) -> None:
-        self.requests.stop(request.session_hash, "file")
-
-    def translate_file(
-        self, path: Any, name: Any, beams: Any, penalty: Any, request: gr.Request
-    ) -> Iterator[tuple[str, str]]:
+    def translate_file(self, watch: Watch, path: Any, name: Any, beams: Any, penalty: Any) -> Iterator[tuple[str, str]]:
         """Yield the progress and, at the end, the link to the result. The uploaded file is deleted once it is read."""
-        watch = self.requests.start(request.session_hash, "file", self.limits.file_time_limit)
         models = self.chosen(name)
         if not path or not models:
-            yield rendering.note("Choose a text file." if not path else NO_CHOICE), ""
+            yield HTML.note("Choose a text file." if not path else NO_CHOICE), ""
             return
-        upload, start = Path(path), time.monotonic()
-        output = f"{upload.name.removesuffix('.gz').removesuffix('.txt')}.{models[0].name.replace('/', '_')}.txt"
+        watch.start()
+        upload, start, progress = Path(path), time.monotonic(), Progress(models[0])
+        lines: list[str] = []
         translated: list[str] = []
-        ended, lines, problem, progress = "", [], "", Progress(models[0], [])
+        ended, problem = "", ""
         try:
-            try:
-                lines = read_upload(upload, upload.name, self.limits)
-            except FileNotFoundError as error:  # another visitor uploaded the same file, which was deleted
-                raise UserError(f"The upload of {upload.name} was deleted.", field=upload.name) from error
-            finally:
-                upload.unlink(missing_ok=True)
-                with suppress(OSError):
-                    upload.parent.rmdir()  # if it is empty
-            yield rendering.file_progress(0, len(lines), 0.0), ""
+            lines = read_upload(upload, self.limits)
+            yield HTML.file_progress(0, len(lines), 0.0), ""
             options = decoding_options(self.limits, beams, 1, penalty)
             for batch in translate_lines(progress, lines, options, watch, self.limits):
                 translated += batch
-                seconds = time.monotonic() - start
-                yield rendering.file_progress(len(translated), len(lines), seconds), ""
+                yield HTML.file_progress(len(translated), len(lines), time.monotonic() - start), ""
         except Ended as reason:
             ended = str(reason)
         except UserError as error:
-            ended, problem = "Not finished", rendering.note(str(error), True)
-        state = rendering.file_progress(len(translated), len(lines), time.monotonic() - start, ended) if lines else ""
-        state = problem + state + rendering.warning(progress.warnings)
-        yield state, rendering.download(output, translated) if translated else ""
-
-    # -- models --------------------------------------------------------------------------------------------------------
+            ended, problem = "Not finished", HTML.note(str(error), True)
+        state = HTML.file_progress(len(translated), len(lines), time.monotonic() - start, ended) if lines else ""
+        output = f"{upload.name.removesuffix('.gz').removesuffix('.txt')}.{models[0].name.replace('/', '_')}.txt"
+        link = HTML.download(output, translated) if translated else ""
+        yield problem + state + HTML.warning(progress.warnings), link
 
     def inside(self, name: Any, sentence: Any, layer: Any, head: Any, direction: Any) -> str:
         """Return the picture and the values of what a model's family can show for a sentence."""
         models, sentence = self.chosen(name), str(sentence or "")
         if not models:
-            return rendering.note(NO_CHOICE)
+            return HTML.note(NO_CHOICE)
         try:
-            check_length(sentence, Limits(max_characters=min(self.limits.max_characters, 2000)), "The sentence")
-            subject = models[0].subject
+            check_length(sentence, min(self.limits.max_characters, MOST_INSIDE), "The sentence")
+            subject, translator = models[0].subject, models[0].translator
             chosen = {"layer": layer, "head": head, "direction": direction or None}
             options = {key: value for key, value in chosen.items() if value is not None and key in subject.options}
             function = load_function(subject)
-            text = function(models[0].translator, sentence, None, **options)
-            try:
-                with TemporaryDirectory() as folder:
-                    file = Path(folder) / "picture.png"
-                    function(models[0].translator, sentence, str(file), **options)
-                    image = rendering.picture(file.read_bytes(), f"{subject.summary} for: {sentence}")
-            except UserError as error:  # no matplotlib
-                image = rendering.note(str(error))
+            values = function(translator, sentence, None, **options)
         except UserError as error:
-            return rendering.note(str(error), True)
-        return f'<div class="rn-inside">{image}{rendering.values(text, False)}</div>'
+            return HTML.note(str(error), True)
+        picture, problem = b"", ""
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "picture.png"
+            try:
+                function(translator, sentence, str(file), **options)
+                picture = file.read_bytes()
+            except UserError as error:  # no matplotlib
+                problem = str(error)
+        return HTML.inside(picture, f"{subject.summary} for: {sentence}", problem, values)
 
     def inside_controls(self, name: Any) -> tuple[Any, ...]:
         """Return the explanation of what a model can show, and which of the controls it has."""
-        model = self.chosen(name)[0]
         try:
-            subject = model.subject
+            subject = self.chosen(name)[0].subject
             text, options = f"{subject.summary[:1].upper()}{subject.summary[1:]}.", subject.options
         except UserError as error:
             text, options = str(error), ()
         names = ("layer", "head", "direction")
-        return rendering.note(text), *(gr.update(visible=option in options, value=None) for option in names)
+        return HTML.note(text), *(gr.update(visible=option in options, value=None) for option in names)
 
     def about(self, name: Any) -> str:
         """Return the card of a model."""
-        return rendering.card(self.chosen(name)[0].card() or NO_CARD)
+        return card_html(self.chosen(name)[0].card() or NO_CARD)
 
 
 # -- layout ------------------------------------------------------------------------------------------------------------
@@ -239,91 +237,94 @@ def build_page(models: Sequence[str | Path], loading: dict[str, Any] | None = No
     """
     allowed = Limits(**limits)
     page = Page(load_models(models, **(loading or {})), allowed)
-    private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-    at_once = private | {"queue": False}
     with gr.Blocks(title="recnmt demo", analytics_enabled=False, delete_cache=(60, 600)) as blocks:
         names = list(page.models)
-        html(rendering.title("Try translation models" if len(names) > 1 else f"Try {names[0]}"))
+        title = "Try translation models" if len(names) > 1 else f"Try {names[0]}"
+        add_html(HTML.title(title))
         with gr.Tabs():
             with gr.Tab("Text"):
-                decoding = add_text_tab(page, names, private, at_once)
+                decoding = add_text_tab(page)
             with gr.Tab("File"):
-                add_file_tab(page, names, decoding, private, at_once)
+                add_file_tab(page, decoding)
             with gr.Tab("Inside") as tab:
-                add_inside_tab(page, names, tab, private, at_once)
+                add_inside_tab(page, tab)
             with gr.Tab("About") as tab:
-                add_about_tab(page, names, tab, at_once)
+                model = add_model(page, "about-model", page.first(lambda model: model.card()))
+                gr.on([tab.select, model.change], page.about, model, add_html(elem_id="card"), **AT_ONCE)
     blocks.queue(max_size=allowed.queue_size, default_concurrency_limit=allowed.parallel, api_open=False)
     return blocks
 
 
-def html(value: str = "", elem_id: str | None = None) -> gr.HTML:
+def add_html(value: str = "", elem_id: str | None = None) -> gr.HTML:
     """Add a place for our own HTML."""
     return gr.HTML(value, elem_id=elem_id, elem_classes="rn-html", apply_default_css=False, js_on_load=None)
 
 
-def buttons(start: str, name: str) -> tuple[gr.Button, gr.Button]:
+def add_model(page: Page, elem_id: str, value: str) -> gr.Dropdown:
+    """Add the choice of one model."""
+    names = list(page.models)
+    return gr.Dropdown(names, value=value, label="Model", visible=len(names) > 1, elem_id=elem_id)
+
+
+def add_buttons(label: str, name: str) -> tuple[gr.Button, gr.Button]:
     """Add a button to start a request and one to stop it."""
     with gr.Row():
         return (
-            gr.Button(start, variant="primary", elem_id=name, scale=0, min_width=180),
+            gr.Button(label, variant="primary", elem_id=name, scale=0, min_width=180),
             gr.Button("Stop", elem_id=f"stop-{name}", scale=0, min_width=120),
         )
 
 
-def add_text_tab(page: Page, names: list[str], private: dict[str, Any], at_once: dict[str, Any]) -> list[Any]:
+def connect(
+    triggers: Sequence[Any], stop: gr.Button, seconds: float, function: Callable[..., Any], inputs: list[Any], name: str
+) -> Any:
+    """Add the places of message and result of a request, and what starts, runs, rejects and stops it."""
+    watch, message, result = gr.State(), add_html(elem_id=f"{name}message"), add_html(elem_id=f"{name}result")
+    begun = gr.on(triggers, partial(begin, seconds), watch, [watch, message, result], **AT_ONCE)
+    running = begun.then(function, [watch, *inputs], [message, result], concurrency_id="translate", **PRIVATE)
+    running.failure(reject, message, message, **AT_ONCE)
+    stop.click(stop_request, watch, None, **AT_ONCE)
+    return running
+
+
+def add_text_tab(page: Page) -> list[Any]:
     """Add the tab for a text; return the decoding options beams and length penalty."""
+    names, most = list(page.models), max(page.limits.max_beams, 2)
     text = gr.Textbox(page.example(), label="Text", placeholder="Enter a text", lines=4, max_lines=12, elem_id="text")
     chosen = gr.CheckboxGroup(names, value=names[:4], label="Models", visible=len(names) > 1, elem_id="models")
-    start, stop = buttons("Translate", "translate")
+    start, stop = add_buttons("Translate", "translate")
     with gr.Accordion("Decoding options", open=False, elem_id="options"), gr.Row():
-        most = page.limits.max_beams
-        beams = gr.Slider(1, max(most, 2), value=min(4, most), step=1, label="Beams", info="1: greedy search")
-        hypotheses = gr.Slider(1, max(most, 2), value=1, step=1, label="Alternatives", info="At most the beams")
-        penalty = gr.Slider(
-            0, 2, value=0.6, step=0.1, label="Length penalty", info="Larger values prefer longer translations"
-        )
-    message = html(elem_id="message")
-    result = html(elem_id="result")
+        value = min(4, page.limits.max_beams)
+        beams = gr.Slider(1, most, value=value, step=1, label="Beams", info="1: greedy search")
+        hypotheses = gr.Slider(1, most, value=1, step=1, label="Alternatives", info="At most the beams")
+        longer = "Larger values prefer longer translations"
+        penalty = gr.Slider(0, 2, value=0.6, step=0.1, label="Length penalty", info=longer)
     inputs = [text, chosen, beams, hypotheses, penalty]
-    running = gr.on([start.click, text.submit], page.begin_text, None, message, **at_once).then(
-        page.translate, inputs, [message, result], concurrency_id="translate", **private
-    )
-    running.failure(page.reject, message, message, **at_once)
-    stop.click(page.stop_text, None, None, **at_once)
+    connect([start.click, text.submit], stop, page.limits.time_limit, page.translate, inputs, "")
     return [beams, penalty]
 
 
-def add_file_tab(
-    page: Page, names: list[str], decoding: list[Any], private: dict[str, Any], at_once: dict[str, Any]
-) -> None:
+def add_file_tab(page: Page, decoding: list[Any]) -> None:
     """Add the tab for a file."""
     size = f"{page.limits.max_lines:,} lines and {page.limits.max_file_size / 1e6:g} MB"
     explanation = "A UTF-8 text file with one sentence or paragraph per line, plain, gzip or Zstandard"
-    html(rendering.note(f"{explanation}; at most {size}. Beams and length penalty are set on the tab Text."))
+    add_html(HTML.note(f"{explanation}; at most {size}. Beams and length penalty are set on the tab Text."))
     upload = gr.File(label="Text file", elem_id="upload", height=140)
     # The component's own method leaves an empty temporary file behind.
     upload.preprocess = lambda payload: getattr(payload, "path", None)  # type: ignore[method-assign]
-    model = gr.Dropdown(names, value=names[0], label="Model", visible=len(names) > 1, elem_id="file-model")
-    start, stop = buttons("Translate file", "translate-file")
-    message = html(elem_id="file-message")
-    result = html(elem_id="file-result")
-    running = start.click(page.begin_file, None, [message, result], **at_once).then(
-        page.translate_file, [upload, model, *decoding], [message, result], concurrency_id="translate", **private
-    )
-    running.failure(page.reject, message, message, **at_once)
-    running.then(lambda: None, None, upload, **at_once)
-    stop.click(page.stop_file, None, None, **at_once)
+    model = add_model(page, "file-model", next(iter(page.models)))
+    start, stop = add_buttons("Translate file", "translate-file")
+    inputs = [upload, model, *decoding]
+    running = connect([start.click], stop, page.limits.file_time_limit, page.translate_file, inputs, "file-")
+    running.then(lambda: None, None, upload, **AT_ONCE)
 
 
-def add_inside_tab(page: Page, names: list[str], tab: Any, private: dict[str, Any], at_once: dict[str, Any]) -> None:
+def add_inside_tab(page: Page, tab: gr.Tab) -> None:
     """Add the tab for what the family of a model can show."""
-    value = page.first(lambda model: model.subject)
-    model = gr.Dropdown(names, value=value, label="Model", visible=len(names) > 1, elem_id="inside-model")
-    explanation = html(elem_id="inside-explanation")
-    sentence = gr.Textbox(
-        page.example(), label="Sentence", placeholder="Enter one sentence", lines=1, elem_id="sentence"
-    )
+    model = add_model(page, "inside-model", page.first(lambda model: model.subject))
+    explanation = add_html(elem_id="inside-explanation")
+    texts: dict[str, Any] = {"label": "Sentence", "placeholder": "Enter one sentence"}
+    sentence = gr.Textbox(page.example(), lines=1, elem_id="sentence", **texts)
     with gr.Row(elem_id="inside-controls"):
         small: dict[str, Any] = {"visible": False, "value": None, "scale": 0, "min_width": 240}
         number = small | {"precision": 0, "minimum": 0}
@@ -331,45 +332,8 @@ def add_inside_tab(page: Page, names: list[str], tab: Any, private: dict[str, An
         head = gr.Number(label="Head", info="From 0; empty: mean of all", **number)
         direction = gr.Dropdown(["forward", "backward"], label="Direction", **small)
     start = gr.Button("Show", variant="primary", elem_id="show", scale=0, min_width=180)
-    result = html(elem_id="inside-result")
-    controls = [explanation, layer, head, direction]
-    gr.on([tab.select, model.change], page.inside_controls, model, controls, **at_once)
-    model.change(lambda: "", None, result, **at_once)
-    gr.on(
-        [start.click, sentence.submit],
-        page.inside,
-        [model, sentence, layer, head, direction],
-        result,
-        concurrency_id="translate",
-        **private | {"show_progress": "minimal"},
-    )
-
-
-def add_about_tab(page: Page, names: list[str], tab: Any, at_once: dict[str, Any]) -> None:
-    """Add the tab with the card."""
-    value = page.first(lambda model: model.card())
-    model = gr.Dropdown(names, value=value, label="Model", visible=len(names) > 1, elem_id="about-model")
-    card = html(elem_id="card")
-    gr.on([tab.select, model.change], page.about, model, card, **at_once)
-
-
-def launch_settings(**limits: Any) -> dict[str, Any]:
-    """Return the arguments of `gradio.Blocks.launch` for the look of the page and its limits (fields of [`Limits`])."""
-    theme = gr.themes.Default(
-        primary_hue="blue", font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace")
-    ).set(**COLORS)
-    return {  # newer versions of gradio also offer a history of runs
-        "theme": theme,
-        "css": (FOLDER / "page.css").read_text(encoding="utf-8"),
-        "head": f"<script>{(FOLDER / 'page.js').read_text(encoding='utf-8')}</script>",
-        "footer_links": [],
-        "max_file_size": Limits(**limits).max_file_size,
-        "allowed_paths": [],
-        "ssr_mode": False,
-        "pwa": False,
-        "mcp_server": False,
-        "enable_monitoring": False,
-        "show_error": False,
-        "run_history": False,  # neither in the browser nor on the Hub
-        "strict_cors": True,
-    }
+    result = add_html(elem_id="inside-result")
+    gr.on([tab.select, model.change], page.inside_controls, model, [explanation, layer, head, direction], **AT_ONCE)
+    model.change(lambda: "", None, result, **AT_ONCE)
+    settings = PRIVATE | {"show_progress": "minimal", "concurrency_id": "translate"}
+    gr.on([start.click, sentence.submit], page.inside, [model, sentence, layer, head, direction], result, **settings)

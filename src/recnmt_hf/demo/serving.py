@@ -1,4 +1,4 @@
-"""Serve the page: address, temporary files, and a clean end."""
+"""Serve the page: its look, address, temporary files, and a clean end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from .._extras import packages_of_extra
+from .limits import Limits
 
 
 if TYPE_CHECKING:
     import gradio
+
+FOLDER = Path(__file__).parent
 
 
 def serve(models: Sequence[str | Path], host: str = "127.0.0.1", **settings: Any) -> None:
@@ -60,7 +63,7 @@ def serving(
             with packages_of_extra("demo", "The page"):
                 from starlette.middleware import Middleware
                 from starlette.middleware.trustedhost import TrustedHostMiddleware
-            from .page import build_page, launch_settings
+            from .page import build_page
 
             blocks = build_page(models, loading, **limits)
             # gradio's servers choose the name of a public link.
@@ -80,3 +83,23 @@ def hosts_of(host: str) -> list[str]:
     hosts = [host, f"[{host}]", "localhost", "127.0.0.1", "[::1]", socket.gethostname()]
     # An address of all networks has the addresses of this machine. No other name ends in a number.
     return hosts + [f"*.{number}" for number in range(256)] if host in ("0.0.0.0", "::") else hosts
+
+
+def launch_settings(**limits: Any) -> dict[str, Any]:
+    """Return the arguments of `gradio.Blocks.launch` for the look of the page and its limits (fields of [`Limits`])."""
+    with packages_of_extra("demo", "The page"):
+        from gradio.themes import Default
+
+    fonts: dict[str, Any] = {"font": ("system-ui", "sans-serif"), "font_mono": ("ui-monospace", "monospace")}
+    # The history of runs would be stored in the browser or on the Hub; newer versions of gradio offer it.
+    off = ("ssr_mode", "pwa", "mcp_server", "enable_monitoring", "show_error", "run_history")
+    return {
+        "theme": Default(primary_hue="blue", **fonts),
+        "css": (FOLDER / "page.css").read_text(encoding="utf-8"),
+        "head": f"<script>{(FOLDER / 'page.js').read_text(encoding='utf-8')}</script>",
+        "footer_links": [],
+        "max_file_size": Limits(**limits).max_file_size,
+        "allowed_paths": [],
+        "strict_cors": True,
+        **dict.fromkeys(off, False),
+    }

@@ -1,0 +1,268 @@
+"""Translate while the visitor watches: in small batches, within limits, and until the visitor stops it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, islice, repeat
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard
+
+from .._loading_errors import folder_of_model
+from .._plain_card import CARD
+from .._plain_text import is_blank
+from ..analysis.subjects import find_subject
+from ..data.text import open_bytes, read_lines
+from ..errors import UserError, short_repr
+from ..families import Subject
+from ..hub.checked_copy import short_name
+from ..inference.backends.ctranslate2_model import CTranslate2Backend
+from ..inference.options import DecodingOptions
+from ..inference.results import Hypothesis, TranslationWarnings
+from ..inference.splitting import join_texts, split_sentences, split_text
+from ..inference.translator import Translator
+from ..inference.word_alignment import WordAlignment, align_pairs
+from ..training.evidence import Evidence
+from .limits import Limits
+
+
+# Sentences of the first batches; all later ones have the size of the last. The first translation appears early.
+BATCHES = (1, 2, 4, 8)
+LINES_OF_BATCH = 16
+# A text for a summary is one input, of at most this many segments' tokens.
+SEGMENTS_OF_SUMMARY = 4
+
+
+@dataclass
+class DemoModel:
+    """A model of the page."""
+
+    name: str
+    path: str
+    translator: Translator
+
+    @cached_property
+    def subject(self) -> Subject:
+        """The view of its family's own mechanism; `UserError` if there is nothing to show."""
+        return find_subject(self.translator.inspected_model().config)
+
+    @cached_property
+    def example(self) -> str:
+        """The example sentence of the recorded evidence; empty without one."""
+        with suppress(UserError):
+            return Evidence.load(self.path).example
+        return ""
+
+    def card(self) -> str:
+        """Return the Markdown of the card without its metadata; empty if there is none."""
+        path = Path(self.path) / CARD
+        return ModelCard.load(path, ignore_metadata_errors=True).text.strip() if path.is_file() else ""
+
+
+def load_models(paths: Sequence[str | Path], **settings: Any) -> list[DemoModel]:
+    """Load the models of a page; `settings` are those of [`Translator.from_pretrained`]."""
+    folders = list(dict.fromkeys(map(folder_of_model, paths)))
+    translators = [Translator.from_pretrained(folder, **settings) for folder in folders]
+    return [DemoModel(*row) for row in zip(unique_names(folders), folders, translators, strict=True)]
+
+
+def unique_names(paths: Sequence[str]) -> list[str]:
+    """Return a short name for each path (see [`short_name`]); the whole path where these are not unique."""
+    names = [short_name(path) or path for path in paths]
+    return [whole if names.count(name) > 1 else name for whole, name in zip(paths, names, strict=True)]
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+class Ended(Exception):
+    """The visitor stopped the request, or its time is over; the message is for the visitor."""
+
+
+class Watch:
+    """Time limit and stop button of a request. As a logits processor, it ends a search at its next step."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self.is_stopped = seconds, False
+        self.start()
+
+    def start(self) -> None:
+        """Start the time, after waiting in the queue."""
+        self.end = time.monotonic() + self.seconds
+
+    def check(self) -> None:
+        """Raise [`Ended`] if the request is over."""
+        if self.is_stopped or time.monotonic() > self.end:
+            raise Ended("Stopped" if self.is_stopped else f"Stopped at the time limit of {self.seconds:g} seconds")
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        self.check()
+        return scores
+
+
+def decoding_options(limits: Limits, beams: Any, hypotheses: Any, penalty: Any) -> DecodingOptions:
+    """Return the options of a request; `UserError` for values that are not allowed or beyond the limits."""
+    for name, value in (("beams", beams), ("num_hypotheses", hypotheses)):
+        if isinstance(value, (int, float)) and value > limits.max_beams:
+            text = f"{name}={short_repr(value)} is not allowed; it must be at most {limits.max_beams:,}."
+            raise UserError(text, field=name)
+    options = {"num_hypotheses": hypotheses, "length_penalty": penalty, "max_tokens": limits.batch_tokens}
+    return DecodingOptions(beams=beams, on_long="split", **options)
+
+
+def check_length(text: str, most: int, place: str = "The text") -> None:
+    """Raise `UserError` for a text with too many characters."""
+    if len(text) > most:
+        raise UserError(f"{place} has {len(text):,} characters, and the limit is {most:,}.", field=place)
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Segment:
+    """A sentence, or a part of a long one, with its hypotheses once they are there."""
+
+    separator: str  # text that joins its translation to the one before
+    source: str
+    opening: str = ""  # of the whole text, before its first sentence: the target language, or an instruction
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+    alignment: WordAlignment | None = None
+
+
+@dataclass
+class Progress:
+    """The translation of a text (or the lines of a file, without segments) by one model, as far as it is done."""
+
+    model: DemoModel
+    segments: list[Segment] = field(default_factory=list)
+    done: int = 0
+    seconds: float = 0.0
+    no_attention: str = ""  # why there are no links between words
+
+    def __post_init__(self) -> None:
+        self.warnings = TranslationWarnings(self.model.translator.tokenizer)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.done == len(self.segments)
+
+    @property
+    def text(self) -> str:
+        """The translation so far."""
+        parts = self.segments[: self.done]
+        best = [part.hypotheses[0].text if part.hypotheses else "" for part in parts]
+        return join_texts(best, [part.separator for part in parts])
+
+    def search(self, texts: Sequence[str], options: DecodingOptions, watch: Watch, limits: Limits) -> list[Any]:
+        """Translate some texts; raise [`Ended`] once the request is over."""
+        watch.check()
+        translator = self.model.translator
+        changes: dict[str, Any] = {"max_source_length": limits.max_segment}
+        if not isinstance(translator.backend, CTranslate2Backend):  # it calls no logits processors
+            changes["generate"] = {"logits_processor": [watch]}
+        if translator.task.summarizes:
+            changes |= {"on_long": "truncate", "max_source_length": SEGMENTS_OF_SUMMARY * limits.max_segment}
+        return list(translator.translate(texts, replace(options, **changes), warn_short=False, warnings=self.warnings))
+
+    def align(self, segment: Segment) -> None:
+        """Link the words of a sentence with those of its best translation; note why that is not possible."""
+        translator, best = self.model.translator, segment.hypotheses[0].text
+        if self.no_attention or is_blank(segment.source) or is_blank(best) or translator.task.summarizes:
+            return
+        try:
+            segment.alignment = next(align_pairs(translator, [segment.opening + segment.source], [best]))
+        except UserError as error:
+            if not str(error.field).startswith("Pair "):  # of the model, not of this sentence
+                self.no_attention = str(error)
+
+
+def split_into_segments(translator: Translator, text: str, options: DecodingOptions, limits: Limits) -> list[Segment]:
+    """
+    Split a text into sentences, and long sentences into parts. A model for summaries takes it as a whole. A
+    target language or an instruction at the beginning of the text applies to all sentences.
+    """
+    if is_blank(text):
+        return []
+    if translator.task.summarizes:
+        return [Segment("", text.strip())]
+    source, direction = translator.codec.read_source(text, options, "The text")
+    opening = text.removesuffix(source.text)
+    most = min(limits.max_segment, translator.backend.limits.source or limits.max_segment)
+
+    def length(part: str) -> int:
+        return len(translator.encode_source(part, direction))
+
+    sentences = split_sentences(source.text, direction.source)
+    parts = [part for space, one in sentences for part in split_text(one, most, length, space)]
+    return [Segment(space, part, opening) for space, part in parts]
+
+
+def translate_text(
+    models: Sequence[DemoModel], text: str, options: DecodingOptions, watch: Watch, limits: Limits
+) -> Iterator[list[Progress]]:
+    """
+    Translate a text with several models in turns, some sentences at a time, and yield the state after each turn.
+
+    Raises:
+        UserError: The text is too long, or a model cannot translate it.
+        Ended: The request is over.
+    """
+    check_length(text, limits.max_characters)
+    states = [Progress(model, split_into_segments(model.translator, text, options, limits)) for model in models]
+    for size in chain(BATCHES, repeat(BATCHES[-1])):
+        if not (waiting := [state for state in states if not state.is_complete]):
+            return
+        for state in waiting:
+            start, batch = time.monotonic(), state.segments[state.done : state.done + size]
+            found = state.search([segment.opening + segment.source for segment in batch], options, watch, limits)
+            for segment, translation in zip(batch, found, strict=True):
+                segment.hypotheses = translation.hypotheses
+                state.align(segment)
+                state.done += 1
+            state.seconds += time.monotonic() - start
+            yield states
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def read_upload(path: Path, limits: Limits) -> list[str]:
+    """
+    Return the lines of an uploaded file, plain or compressed, and delete it. `UserError` if it is too large, empty, not
+    UTF-8 or damaged, or has too many or too long lines.
+    """
+    name, size = path.name, 0
+    try:
+        with open_bytes(path) as file, suppress(Exception):  # `read_lines` explains what is wrong
+            size = len(file.read(limits.max_file_size + 1))  # decompressed, a small file may have any size
+        if size > limits.max_file_size:
+            raise UserError(f"{name} has more than {limits.max_file_size:,} bytes.", field=name)
+        lines = list(islice(read_lines(path), limits.max_lines + 1))
+    except FileNotFoundError as error:  # another visitor uploaded the same file, which was deleted
+        raise UserError(f"The upload of {name} was deleted.", field=name) from error
+    except UserError as error:
+        raise UserError(error.message.replace(str(path), name), field=name) from error
+    finally:
+        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.parent.rmdir()  # if it is empty
+    if not 0 < len(lines) <= limits.max_lines:
+        raise UserError(f"{name} is empty or has more than {limits.max_lines:,} lines.", field=name)
+    for number, line in enumerate(lines, start=1):
+        check_length(line, limits.max_characters, f"{name}, line {number}")
+    return lines
+
+
+def translate_lines(
+    state: Progress, lines: Sequence[str], options: DecodingOptions, watch: Watch, limits: Limits
+) -> Iterator[list[str]]:
+    """Translate lines in batches, and yield the translations of each batch; raises as [`translate_text`]."""
+    for start in range(0, len(lines), LINES_OF_BATCH):
+        found = state.search(lines[start : start + LINES_OF_BATCH], options, watch, limits)
+        yield [translation.text for translation in found]
