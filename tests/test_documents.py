@@ -75,8 +75,7 @@ def test_commands_parse(repository, monkeypatch):
             for line in block.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
                 if words[:1] == ["recnmt"]:
-                    args = parse(build_parser(words[1]), words[1:])
-                    args.check(args)
+                    parse(build_parser(words[1]), words[1:])
                     found += 1
                 if words[:1] == ["python"] and words[1] in programs:
                     importlib.import_module(Path(words[1]).stem).parse_arguments(words[2:])

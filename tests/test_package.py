@@ -20,7 +20,7 @@ from recnmt_hf.families import FAMILIES
 
 # Most lines of each package, and of all others together.
 BUDGET = {
-    **{"models": 9550, "training": 4200, "data": 4050, "inference": 3750, "hub": 2300, "commands": 1900},
+    **{"models": 9550, "training": 4200, "data": 4050, "inference": 3750, "hub": 2300, "commands": 1675},
     "others": 4525,
 }
 # The packages that each package may import.
@@ -150,7 +150,7 @@ def test_help_and_usage_errors_import_no_models(console_script, start, words, co
 SIGNALS = """
 import os, signal, sys
 from recnmt_hf import _interrupts
-from recnmt_hf.commands import corpus
+from recnmt_hf.commands import data
 from recnmt_hf.commands.main import main
 _interrupts.SAME_REQUEST = 0  # a later signal is a second request at once
 moment, number = os.environ["MOMENT"], int(os.environ["NUMBER"])
@@ -164,7 +164,7 @@ def run(args):
             signal.raise_signal(number)
         if moment == "work":
             raise
-corpus.run = run
+data.run_corpus = run
 sys.exit(main(["corpus", "out"]))
 """
 

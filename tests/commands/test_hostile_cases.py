@@ -319,7 +319,7 @@ def test_every_error_is_one_sentence(monkeypatch, capfd, error, code, sentence):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("recnmt_hf.commands.corpus.run", fail)
+    monkeypatch.setattr("recnmt_hf.commands.data.run_corpus", fail)
     monkeypatch.setattr(sys, "stdout", io.StringIO())  # pending output is discarded; pytest needs its own
     assert main(["corpus", "out"]) == code
     (line,) = capfd.readouterr().err.splitlines()
@@ -361,7 +361,7 @@ def test_interrupts_that_libraries_turn_into_other_errors(monkeypatch, capfd):
         except KeyboardInterrupt:
             raise RecursionError("maximum recursion depth exceeded") from None
 
-    monkeypatch.setattr("recnmt_hf.commands.corpus.run", fail)
+    monkeypatch.setattr("recnmt_hf.commands.data.run_corpus", fail)
     before = signal.getsignal(signal.SIGINT)
     # The handler of a foreground process; tests in the background inherit an ignored signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -376,7 +376,7 @@ def test_interrupts_that_libraries_turn_into_other_errors(monkeypatch, capfd):
         raise KeyboardInterrupt
 
     seen = []
-    monkeypatch.setattr("recnmt_hf.commands.corpus.run", lambda *_: seen.append(signal.getsignal(2)) or 1 / 0)
+    monkeypatch.setattr("recnmt_hf.commands.data.run_corpus", lambda *_: seen.append(signal.getsignal(2)) or 1 / 0)
     signal.signal(signal.SIGINT, own)
     try:
         assert main(["corpus", "out"]) == 1
@@ -390,7 +390,7 @@ def test_interrupts_that_libraries_turn_into_other_errors(monkeypatch, capfd):
 @pytest.fixture
 def talking(monkeypatch):
     """The command `corpus` that prints and writes no files."""
-    monkeypatch.setattr("recnmt_hf.commands.corpus.run", lambda args: print("pairs"))
+    monkeypatch.setattr("recnmt_hf.commands.data.run_corpus", lambda args: print("pairs"))
 
 
 def test_full_disk_under_standard_output(talking, monkeypatch, capfd):

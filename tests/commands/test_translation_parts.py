@@ -90,14 +90,9 @@ def test_processes_of_a_launcher(tiny_folder, texts):
     assert output.read_text() == whole
 
 
-def test_other_files_are_not_deleted(tiny_folder, texts, capsys):
-    folder = texts.parent / "out.parts"
-    folder.mkdir()
-    (folder / "notes.txt").write_text("mine")
+def test_the_output_is_checked_first(tiny_folder, texts, capsys):
     command = ["translate", str(tiny_folder), "-i", str(texts), *OPTIONS]
-    assert main_of_two([*command, "-o", str(texts.parent / "out")]) == 2
-    assert "is not empty" in capsys.readouterr().err and (folder / "notes.txt").read_text() == "mine"
-    assert main_of_two([*command, "-o", str(folder)]) == main_of_two([*command, "-o", "/proc/version/out"]) == 2
+    assert main_of_two([*command, "-o", str(tiny_folder)]) == main_of_two([*command, "-o", "/proc/version/out"]) == 2
     before = texts.read_text()
     assert main_of_two([*command, "-o", str(texts)]) == 2
     assert "is also an input and would be" in capsys.readouterr().err and texts.read_text() == before
@@ -105,12 +100,11 @@ def test_other_files_are_not_deleted(tiny_folder, texts, capsys):
 
 def test_continued_after_an_interruption(tiny_folder, texts, monkeypatch, capsys):
     monkeypatch.setattr(translation_parts, "PART", 5)
-    join = translation_parts.join_parts
-    monkeypatch.setattr(translation_parts, "join_parts", lambda *_: 1 / 0)
     command = ["translate", str(tiny_folder), "-i", str(texts), "-o", str(texts.parent / "out"), *OPTIONS]
-    assert main_of_two(command) == 1
-    monkeypatch.setattr(translation_parts, "join_parts", join)
-    folder = texts.parent / "out.parts"
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copyfileobj", lambda *_: 1 / 0)
+        assert main_of_two(command) == 1
+    (folder,) = texts.parent.glob("out.*.parts")
     (folder / "00000003").unlink()
     (folder / "00000003.123.partial").write_text("half")
     (folder / "00000000").write_text("kept\n" * 5)
@@ -119,19 +113,15 @@ def test_continued_after_an_interruption(tiny_folder, texts, monkeypatch, capsys
     assert "5 parts in" in capsys.readouterr().err
     assert (texts.parent / "out").read_text().startswith("kept\n" * 5) and not folder.exists()
     # Parts of other options are not used.
-    assert main_of_two(command) == 0
+    folder.mkdir()
+    (folder / "00000000").write_text("kept\n" * 5)
+    assert main_of_two([*command, "--max-length-extra", "2"]) == 0
     assert "kept" not in (texts.parent / "out").read_text()
 
 
 def test_a_missing_part_is_reported(tiny_folder, texts, monkeypatch, capsys):
     monkeypatch.setattr(translation_parts, "PART", 5)
-    own = translation_parts.join_parts
-
-    def join(folder, *rest):
-        (folder / "00000002").unlink()
-        own(folder, *rest)
-
-    monkeypatch.setattr(translation_parts, "join_parts", join)
+    monkeypatch.setattr("os.replace", lambda source, target: os.rename(source, str(target).replace("02", "02.lost")))
     command = ["translate", str(tiny_folder), "-i", str(texts), "-o", str(texts.parent / "out"), *OPTIONS]
     assert main_of_two(command) == 2
     assert "Run the same command again: finished" in capsys.readouterr().err and not (texts.parent / "out").exists()
@@ -173,13 +163,14 @@ def test_an_output_in_the_folder_of_the_model_is_continued(tiny_folder, texts, t
     words = ["translate", str(model), "-i", str(texts), "-o", f"{model}/out.de"]
     args = parse(build_parser("translate"), words)
     args.options = DecodingOptions()
-    before = translation_parts.plan_of(args)
-    (model / "out.de.parts").mkdir()
-    for path in (model / "out.de", model / "out.de.parts/00000000"):
-        path.write_text("x")
-    assert translation_parts.plan_of(args) == before
-    (model / "other").write_text("x")
-    assert translation_parts.plan_of(args) != before
+    folder = translation_parts.folder_of_parts(args)
+    for place in (folder, model / ".recnmt-1.partial"):
+        place.mkdir()
+        (place / "00000000").write_text("x")
+    (model / "out.de").write_text("x")
+    assert translation_parts.folder_of_parts(args) == folder
+    (model / "out.de.other").write_text("x")
+    assert translation_parts.folder_of_parts(args) != folder
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])

@@ -6,12 +6,12 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from ..errors import UserError, short_repr
+from ..inference.options import DecodingOptions
 from ..options import MOST_SEED, Range, describe, is_allowed, members, options_of
 
 
@@ -25,15 +25,17 @@ T = TypeVar("T")
 NOTES = logging.getLogger("recnmt_hf.progress")
 NOTES.setLevel(logging.INFO)
 MODEL_HELP = "folder of a trained model, or a model id of the Hub"
+PICTURE_HELP = ".png, .svg or .pdf file"
 # Options that name the languages of a model of several.
 LANGUAGES = ("source_lang", "target_lang", "source_prefix")
-PICTURE_HELP = ".png, .svg or .pdf file"
-# Option -> kind of its value in the help; those of numbers are known by their type.
-FILES = ("output", "input", "source", "target", "gold", "links", "plot", "json", "jsonl", "config")
+# Kind of value in the help -> options; those of numbers are known by their type.
 METAVARS = {
-    **dict.fromkeys((*FILES, "references", "prefix", "notes", "template"), "FILE"),
+    **dict.fromkeys(("output", "input", "source", "target", "gold", "links", "plot", "json", "jsonl"), "FILE"),
+    **dict.fromkeys(("config", "references", "prefix", "notes", "template", "trace"), "FILE"),
     **dict.fromkeys(("source_lang", "target_lang", "language"), "LANG"),
 }
+# Decoding options that are options of commands; `--generate` has the others.
+DECODING = [name for name in options_of(DecodingOptions) if name != "generate"]
 # Group in the help -> fields of DecodingOptions.
 GROUPS = {
     "search": ("beams", "num_hypotheses", "length_penalty_type", "length_penalty", "seed"),
@@ -42,13 +44,12 @@ GROUPS = {
     "alignment": ("alignments", "alignment_layer"),
     "speed": ("max_tokens", "buffer"),
 }
-# Names of options that differ from the field's, and earlier names that are accepted until 0.4.0.
+# Names of options that differ from the field's.
 FLAGS = {
     "beams": ["--beams", "--beam-size", "--num-beams"],
     "num_hypotheses": ["--n-best"],
-    "alignment_layer": ["--layer"],
+    "alignment_layer": ["--layer", "--alignment-layer"],
 }
-EARLIER_FLAGS = {"alignment_layer": "--alignment-layer"}
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -143,8 +144,6 @@ def add_options(parser: Parser, kind: type, names: Iterable[str], group: str = "
         choices = option.choices or (get_args(hint) if get_origin(hint) is Literal else None)
         settings |= {"choices": choices} if choices else {"type": reader(hint, option.allowed)}
         add(*flags, **settings)
-        if name in EARLIER_FLAGS:
-            add(EARLIER_FLAGS[name], **settings | {"help": argparse.SUPPRESS})
 
 
 def reader(hint: Any, allowed: Range | None) -> Callable[[str], Any]:
@@ -231,33 +230,25 @@ def load_translator(args: argparse.Namespace) -> Translator:
 
 
 def add_generate_argument(parser: Parser) -> None:
-    """Add the option for further settings of generation, which [`read_settings`] parses."""
+    """Add the option for further settings of generation, which [`read_decoding`] parses."""
     text = "further settings of transformers' GenerationConfig, with values in YAML: do_sample=true temperature=0.8 "
     text += "top_p=0.9 no_repeat_ngram_size=3 repetition_penalty=1.2 ..."
     parser.group("search")("--generate", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=text)
 
 
-def read_settings(words: Sequence[str], flag: str) -> dict[str, Any]:
-    """Parse words of the form `NAME=VALUE`, with values in YAML; `UserError` if one is malformed or repeated."""
+def read_decoding(args: argparse.Namespace, names: Iterable[str]) -> DecodingOptions:
+    """Return the decoding options of the arguments, with the settings of `--generate`, whose values are YAML."""
     from ..training.recipe_yaml import load_yaml
 
     settings: dict[str, Any] = {}
-    for word in words:
+    for word in args.generate:
         name, _, value = word.partition("=")
         if not name or not value.strip():
-            raise UserError(
-                f"{short_repr(word)} is not a setting. Write name=value, such as no_repeat_ngram_size=3.", field=flag
-            )
-        refuse_duplicates([*settings, name], flag)
-        settings[name] = load_yaml(value, f"{flag} {name}")
-    return settings
-
-
-def add_rouge_argument(add: Callable[..., argparse.Action]) -> None:
-    """Add the option that selects ROUGE."""
-    units = ("words", "characters", "english")
-    text = "F1 of ROUGE-1, -2 and -L on these units instead of BLEU; english: stemmed words of the letters a to z"
-    add("--rouge", choices=units, help=text)
+            message = f"{short_repr(word)} is not a setting. Write name=value, such as no_repeat_ngram_size=3."
+            raise UserError(message, field="--generate")
+        refuse_duplicates([*settings, name], "--generate")
+        settings[name] = load_yaml(value, f"--generate {name}")
+    return DecodingOptions(**{name: getattr(args, name) for name in names}, generate=settings)
 
 
 def add_recipe_arguments(parser: Parser, overrides: str, output: str) -> None:
@@ -266,26 +257,6 @@ def add_recipe_arguments(parser: Parser, overrides: str, output: str) -> None:
     add("recipe", help="YAML file, e.g. one of scripts/recipes")
     add("overrides", nargs="*", default=[], metavar="SECTION.FIELD=VALUE", help=overrides)
     add("--output", "-o", metavar="FOLDER", help=output)
-
-
-def add_card_arguments(add: Callable[..., argparse.Action]) -> None:
-    """Add the options of a model card, which [`card_options`] reads."""
-    add("--license", help="licence identifier of the Hub, e.g. apache-2.0 or cc-by-4.0")
-    add("--sentence", help="example sentence in the card (default: one of the validation set)")
-    add("--notes", help="Markdown file to insert below the scores of the card")
-    add("--template", help="Jinja template of the card (default: the package's own)")
-
-
-def card_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of a model card, with the text of the notes."""
-    from ..data.text import read_lines
-    from ..inference.codec import check_text
-
-    for name in ("sentence", "name"):
-        if (value := getattr(args, name, None)) is not None:
-            check_text(value, f"--{name}")
-    notes = None if args.notes is None else "\n".join(read_lines(args.notes, "\r\n"))
-    return {"license": args.license, "sentence": args.sentence, "notes": notes, "template": args.template}
 
 
 # -- files, texts and results ------------------------------------------------------------------------------------------
@@ -318,13 +289,6 @@ def optional_output(path: str | None, inputs: Collection[str | None] = ()) -> Ab
     from ..data.files import open_output
 
     return nullcontext() if path is None else open_output(path, inputs)
-
-
-def chunks(items: Iterable[T], size: int = 500) -> Iterator[list[T]]:
-    """Yield the items in lists of at most `size`."""
-    items = iter(items)
-    while chunk := list(islice(items, size)):
-        yield chunk
 
 
 def progress(items: Iterable[T], unit: str, total: int | None = None, out: IO[Any] | None = None) -> Iterator[T]:

@@ -9,8 +9,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stderr, suppress
 from typing import Any
 
 from .. import __version__
@@ -22,7 +22,8 @@ from ..models.user_errors import masked_message
 from .arguments import NOTES, Parser, printable
 
 
-# Group in `recnmt --help` -> subcommand -> one line of help. The module has the name of the subcommand.
+# Group in `recnmt --help`, which is also a module -> subcommand -> one line of help. The module has the functions
+# `add_NAME`, which adds the arguments of a subcommand to a parser, and `run_NAME`.
 GROUPS = {
     "data": {
         "corpus": "write the generated English-German corpus",
@@ -91,23 +92,10 @@ class NoTerminal:
         return False
 
 
-@contextmanager
-def quiet_notes() -> Iterator[None]:
-    """Show neither notes nor progress bars on standard error, but warnings and errors."""
-    level = NOTES.level
-    NOTES.setLevel(logging.WARNING)
-    try:
-        with redirect_stderr(NoTerminal(sys.stderr)):
-            yield
-    finally:
-        NOTES.setLevel(level)
-
-
 def build_parser(chosen: str | None = None, typed: str | None = None) -> argparse.ArgumentParser:
     """
-    Return the parser, with only the chosen subcommand's module imported; `typed` is the name on the command line if it
-    is an earlier one. A module has `add_arguments` and `run`, and optionally `check` for errors that can be found
-    before large packages are imported.
+    Return the parser, with the arguments of the chosen subcommand only; `typed` is the name on the command line if it
+    is an earlier one.
     """
     listing = ""
     for group, commands in GROUPS.items():
@@ -120,27 +108,27 @@ def build_parser(chosen: str | None = None, typed: str | None = None) -> argpars
     )
     parser.add_argument("--version", action="version", version=f"recnmt {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, summary in COMMANDS.items():
-        sub = subparsers.add_parser(name, description=summary[0].upper() + summary[1:] + ".")
-        if name == chosen:
-            implementation = importlib.import_module(f".{name}", __package__)
+    for group, commands in GROUPS.items():
+        for name, summary in commands.items():
+            sub = subparsers.add_parser(name, description=summary[0].upper() + summary[1:] + ".")
+            if name != chosen:
+                continue
+            module = importlib.import_module(f".{group}", __package__)
             sub.positional_output = (typed or name) in POSITIONAL_OUTPUT
-            implementation.add_arguments(sub)
+            getattr(module, f"add_{name}")(sub)
             sub.add_argument("--quiet", action="store_true", help="show only warnings and errors on standard error")
             sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
-            check = getattr(implementation, "check", lambda args: None)
-            sub.set_defaults(check=check, run=implementation.run, parser=sub)
+            sub.set_defaults(run=getattr(module, f"run_{name}"), parser=sub)
     return parser
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; overrides of a recipe may also follow options, which argparse does not support."""
     args, rest = parser.parse_known_args(argv)
-    late = [word for word in rest if "=" in word and not word.startswith("-")]
-    if rest and (late != rest or not hasattr(args, "overrides")):
+    if any("=" not in word or word.startswith("-") for word in rest) or (rest and not hasattr(args, "overrides")):
         args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if late:
-        args.overrides = args.overrides + late
+    if rest:
+        args.overrides = args.overrides + rest
     return args
 
 
@@ -154,7 +142,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         `SystemExit` with 2, as in argparse.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    chosen = next((word for word in argv if not word.startswith("-")), None)
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         print("recnmt: Standard output is closed, so results would be lost.", file=sys.stderr)
@@ -162,10 +149,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # File names may contain bytes that are not text.
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
-    typed = chosen
-    if chosen in MOVED:
-        place, (program, *words) = argv.index(chosen), MOVED[chosen].split()
-        print(f"recnmt {chosen} is now `{MOVED[chosen]}`; the old name will be removed in 0.4.0.", file=sys.stderr)
+    typed = chosen = next((word for word in argv if not word.startswith("-")), None)
+    if typed in MOVED:
+        place, (program, *words) = argv.index(typed), MOVED[typed].split()
+        print(f"recnmt {typed} is now `{MOVED[typed]}`; the old name will be removed in 0.4.0.", file=sys.stderr)
         if program != "recnmt":
             return USER_ERROR
         argv[place : place + 1] = words
@@ -189,64 +176,54 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_command(name: str, chosen: str | None, typed: str | None, argv: list[str], interrupts: Interrupts) -> int:
     """Parse the arguments, run the subcommand and report its errors; return the exit code."""
     try:
-        args = parse(build_parser(chosen, typed), argv)
-        args.check(args)
-        if args.command not in MODEL_FREE_COMMANDS:
-            register()
-        with quiet_notes() if args.quiet else nullcontext():
+        with ExitStack() as stack:
+            args = parse(build_parser(chosen, typed), argv)
+            if args.quiet:
+                stack.callback(NOTES.setLevel, NOTES.level)
+                NOTES.setLevel(logging.WARNING)
+                stack.enter_context(redirect_stderr(NoTerminal(sys.stderr)))
+            if args.command not in MODEL_FREE_COMMANDS:
+                register()
             args.run(args)
             sys.stdout.flush()
+        return SUCCESS
     except Exception as error:
-        discard_output()
+        # The interpreter must not try to write pending output at exit.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError) and chosen not in UNFINISHED_COMMANDS:
             return SUCCESS
         if interrupts.received:
             return BUG  # `main` reports the interrupt
         if "--debug" in argv:
             print(masked_message(traceback.format_exc()), end="", file=sys.stderr)
-        is_users = is_mistake(error)
-        print(f"{name}: {printable(explain(error) if is_users else explain_bug(error))}", file=sys.stderr)
-        return USER_ERROR if is_users else BUG
-    return SUCCESS
+        sentence, code = explain(error)
+        print(f"{name}: {printable(sentence)}", file=sys.stderr)
+        return code
 
 
-def is_mistake(error: Exception) -> bool:
+def explain(error: Exception) -> tuple[str, int]:
     """
-    Return whether an error is about an input or the machine: one of this package, of the system, of exhausted memory,
-    of a kind that a library defines, or a `ValueError` from a library. Everything else is a bug.
+    Return a sentence about an error, and the exit code: 2 for errors of this package, of the system, of exhausted
+    memory, of kinds that libraries define, and for a `ValueError` from a library. Everything else is a bug.
     """
-    if isinstance(error, (UserError, OSError, MemoryError)) or "can't allocate memory" in str(error):
-        return True
-    if type(error).__module__.partition(".")[0] not in ("builtins", "recnmt_hf"):
-        return True
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return isinstance(error, ValueError) and not frame.f_globals["__name__"].startswith("recnmt_hf")
-
-
-def explain(error: Exception) -> str:
-    """Return the sentence for a mistake of the user."""
     if isinstance(error, UserError):
-        return str(error)
-    text = shorten(masked_message(str(error))) if str(error) else type(error).__name__
-    if isinstance(error, OSError) and error.strerror:
-        text = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
-    if isinstance(error, MemoryError) or "memory" in text:
-        text += ". Use smaller batches (--max-tokens), fewer beams, or a smaller data type"
-    return f"{text}."
-
-
-def explain_bug(error: Exception) -> str:
-    """Return the sentence for a bug, with the place of its innermost line."""
+        return str(error), USER_ERROR
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-    place = f"{type(error).__name__} in {frame.f_code.co_filename}, line {line}"
-    remedy = "Please report it with the output of `recnmt env` and of this command with --debug."
-    return f"{shorten(masked_message(str(error)))} ({place}). This is a bug in recnmt_hf. {remedy}"
-
-
-def discard_output() -> None:
-    """Discard pending output, so that the interpreter does not try to write it at exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    reason = shorten(masked_message(str(error)))
+    is_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    is_of_library = type(error).__module__.partition(".")[0] not in ("builtins", "recnmt_hf")
+    is_value = isinstance(error, ValueError) and not frame.f_globals["__name__"].startswith("recnmt_hf")
+    if isinstance(error, OSError) and error.strerror:
+        reason = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
+    elif not (isinstance(error, OSError) or is_memory or is_of_library or is_value):
+        place = f"{type(error).__name__} in {frame.f_code.co_filename}, line {line}"
+        remedy = "Please report it with the output of `recnmt env` and of this command with --debug."
+        return f"{reason} ({place}). This is a bug in recnmt_hf. {remedy}", BUG
+    reason = reason if str(error) else type(error).__name__
+    if is_memory or "memory" in reason:
+        reason += ". Use smaller batches (--max-tokens), fewer beams, or a smaller data type"
+    return f"{reason}.", USER_ERROR
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""`recnmt train`: train a model from a recipe."""
+"""Commands that make models: `recnmt train`, `average`."""
 
 import argparse
+import os
+import re
 import sys
+from pathlib import Path
 
 from ..errors import UserError
-from .arguments import PICTURE_HELP, Parser, add_recipe_arguments, refuse_duplicates
+from .arguments import PICTURE_HELP, Parser, add_recipe_arguments, note, refuse_duplicates, whole
 
 
-def add_arguments(parser: Parser) -> None:
-    add_recipe_arguments(
-        parser,
-        "fields to override, e.g. training.max_steps=2000",
-        "output folder (default: outputs/NAME-OF-RECIPE)",
-    )
+def add_train(parser: Parser) -> None:
+    overrides = "fields to override, e.g. training.max_steps=2000"
+    add_recipe_arguments(parser, overrides, "output folder (default: outputs/NAME-OF-RECIPE)")
     add = parser.group("run")
     start = parser.groups["run"].add_mutually_exclusive_group().add_argument
     start("--resume", action="store_true", help="resume from the newest intact checkpoint")
@@ -23,21 +23,15 @@ def add_arguments(parser: Parser) -> None:
     add("--plot", action="store_true", help=f"{plot}curve.png), a {PICTURE_HELP}")
 
 
-def check(args: argparse.Namespace) -> None:
-    if args.plot:
-        refuse_duplicates([args.recipe, *args.overrides], "runs")
-
-
-def run(args: argparse.Namespace) -> None:
+def run_train(args: argparse.Namespace) -> None:
     if args.plot:
         from ..analysis.curves import curve_of_run, plot_curves, validation_of_run
 
         runs, output = [args.recipe, *args.overrides], args.output or "curve.png"
+        refuse_duplicates(runs, "runs")
         plot_curves({run: curve_of_run(run) for run in runs}, output, map(validation_of_run, runs))
         print(output)
         return
-    from pathlib import Path
-
     from accelerate import PartialState
 
     from ..hub.card import write_card
@@ -49,10 +43,7 @@ def run(args: argparse.Namespace) -> None:
     output = args.output or Path("outputs") / Path(args.recipe).stem
     if args.print_recipe or args.plan:
         plan = Plan.of(recipe, output)
-        if args.plan:
-            dry_run(plan)
-        else:
-            model_on_meta(plan)
+        (dry_run if args.plan else model_on_meta)(plan)
         print(plan.describe() if args.plan else recipe.to_yaml(), end="")
         return
     folder = train(recipe, output, resume=args.resume, overwrite=args.overwrite)
@@ -63,3 +54,34 @@ def run(args: argparse.Namespace) -> None:
             write_card(folder)
         except UserError as error:
             print(f"The model is complete, but its card was not written: {error}", file=sys.stderr)
+
+
+def add_average(parser: Parser) -> None:
+    add = parser.group("input and output")
+    add("inputs", nargs="+", help="checkpoint folders, or one folder of a training run")
+    parser.add_output(help="folder of the averaged model")
+    add("--count", type=whole(1), default=5, help="number of checkpoints to average, if a run is given")
+    add("--which", choices=("last", "best"), default="last", help="checkpoints of a run to average")
+    add("--metric", default="eval_bleu", help="metric of --which best")
+    better = "lower values of --metric are better (not needed for loss, perplexity and the usual scores)"
+    add("--lower-is-better", action="store_true", help=better)
+
+
+def run_average(args: argparse.Namespace) -> None:
+    from ..data.files import open_output_folder
+    from ..training.checkpoints import average_checkpoints, choose_checkpoints
+
+    refuse_duplicates(args.inputs, "inputs")
+    folders, output = [Path(path) for path in args.inputs], Path(os.path.realpath(args.output))
+    # Training takes a folder with the name of a checkpoint for an incomplete one, and deletes it.
+    if re.fullmatch(r"checkpoint-\d+", output.name):
+        raise UserError(f"The output {args.output} has the name of a checkpoint.", field=args.output)
+    if len(folders) == 1 and not list(folders[0].glob("*.safetensors")):
+        better = False if args.lower_is_better else None
+        folders = choose_checkpoints(folders[0], args.count, args.which, args.metric, better, note)
+    for folder in folders:
+        if output.is_relative_to(folder.resolve()):
+            raise UserError(f"The output {args.output} is inside {folder}, which is averaged.", field=args.output)
+    with open_output_folder(args.output, must_be_new=True) as working:
+        average_checkpoints(folders, working)
+    print(f"{args.output}: the average of {', '.join(map(str, folders))}")

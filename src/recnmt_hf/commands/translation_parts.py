@@ -14,13 +14,12 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from .._plain_text import on_one_line
-from ..errors import ExistingFileError, UserError
+from ..errors import UserError
 from . import arguments
 
 
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 # Lines of a part.
 PART = 2000
-PLAN = "plan.txt"
-# Names of the files in the folder of the parts.
-OWN = re.compile(r"\d{8}((\.\d+)?\.partial)?|plan\.txt|\.lock")
 
 
 def inputs_of(args: argparse.Namespace) -> tuple[Iterator[str], Iterator[str] | None]:
@@ -62,8 +58,7 @@ def write_translations(
         for hypothesis in translation.hypotheses:
             if args.format == "n-best":
                 text = on_one_line(hypothesis.text)
-                fields = (str(line), text, f"{hypothesis.log_prob:.6f}", f"{hypothesis.score:.6f}")
-                print(" ||| ".join(fields), file=out)
+                print(f"{line} ||| {text} ||| {hypothesis.log_prob:.6f} ||| {hypothesis.score:.6f}", file=out)
             elif args.format == "jsonl":
                 record = {"line": line, "source": translation.source}
                 for name in ("text", "score", "log_prob", "tokens", "finished"):
@@ -86,60 +81,50 @@ def launched_processes() -> tuple[int, int]:
 
 
 def translate_in_parts(args: argparse.Namespace) -> None:
-    """
-    Translate `args.input` to `args.output` as one of the processes of a launcher. `UserError` also if a part is
-    missing, or the folder of the parts has other files.
-    """
+    """Translate `args.input` to `args.output` as one of the processes of a launcher."""
     from ..data.files import lock, open_output
     from ..training.processes import logger
 
     rank, world = launched_processes()
-    folder = Path(f"{args.output}.parts")
+    inputs = [Path(path) for path in (args.input, args.prefix, args.source_trees) if path is not None]
+    is_pipe = any(path.exists() and not (path.is_file() or path.is_dir()) for path in inputs)
+    if "-" in (args.input, args.output, args.prefix) or is_pipe or args.trace is not None:
+        raise UserError("Several processes need --input and --output that are files, without --trace.")
+    folder = folder_of_parts(args)
     with ExitStack() as stack:
         if rank == 0:
-            inputs = [path for path in (args.input, args.prefix, args.source_trees) if path]
             out = stack.enter_context(open_output(args.output, inputs))
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock(folder / ".lock"))
-            if finished_parts := begin(folder, plan_of(args)):
-                logger.info(f"{finished_parts} parts in {folder} are complete already.")
+            if finished := len(list(folder.glob("[0-9]" * 8))):
+                logger.info(f"{finished} parts in {folder} are complete already.")
         translate_together(args, folder, rank, world)
         if rank == 0:
-            join_parts(folder, args, out)
+            for number, *_ in parts_of(*inputs_of(args)):
+                path = folder / f"{number:08d}"
+                if not path.exists():
+                    message = f"{path} is missing. Run the same command again: finished parts are kept."
+                    raise UserError(message, field=path)
+                with path.open(encoding="utf-8", newline="\n") as part:
+                    shutil.copyfileobj(part, out)
     if rank == 0:
         shutil.rmtree(folder)
 
 
-def plan_of(args: argparse.Namespace) -> str:
-    """Return a checksum of what decides the translations: models, options and inputs."""
-    from ..data.files import digest_of_file
+def folder_of_parts(args: argparse.Namespace) -> Path:
+    """Return the folder of the parts. Its name has a checksum of what decides them: models, options and inputs."""
+    from ..data.files import PREFIX, digest_of, digest_of_file
 
+    output = str(Path(args.output).resolve())
+    # What this command writes may be in the folder of the model.
+    written = re.compile(rf"{re.escape(output)}(\.\w+\.parts/.*)?|.*/{re.escape(PREFIX)}.*", re.DOTALL)
     files = [path for model in args.model if Path(model).is_dir() for path in sorted(Path(model).rglob("*"))]
-    written = {Path(name).resolve() for name in (args.output, f"{args.output}.parts")}  # perhaps in the model's folder
-    files = [path for path in files if path.is_file() and written.isdisjoint((path.resolve(), path.resolve().parent))]
+    files = [path for path in files if path.is_file() and not written.fullmatch(str(path.resolve()))]
     weights = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     inputs = [digest_of_file(path) for path in (args.input, args.prefix, args.source_trees) if path]
     names = ("model", "format", "dtype", "quantization")
     settings = [asdict(args.options), {name: getattr(args, name) for name in names}]
-    return sha256(json.dumps([PART, weights, inputs, settings], default=str).encode()).hexdigest()
-
-
-def begin(folder: Path, plan: str) -> int:
-    """
-    Delete the parts of another command, and return the number of finished ones of this command. `UserError` if the
-    folder has files that are not parts; nothing is deleted then.
-    """
-    if not all(OWN.fullmatch(path.name) for path in folder.iterdir()):
-        raise ExistingFileError(f"{folder} is not empty.", field=folder)
-    try:
-        is_same = (folder / PLAN).read_text(encoding="utf-8") == plan
-    except (OSError, ValueError):
-        is_same = False
-    for path in folder.iterdir():
-        if path.name != ".lock" and (not is_same or path.suffix == ".partial"):
-            path.unlink()
-    (folder / PLAN).write_text(plan, encoding="utf-8")
-    return len(list(folder.glob("[0-9]*")))
+    return Path(f"{args.output}.{digest_of([PART, weights, inputs, settings])[:12]}.parts")
 
 
 def translate_together(args: argparse.Namespace, folder: Path, rank: int, world: int) -> None:
@@ -157,19 +142,18 @@ def translate_own_parts(args: argparse.Namespace, folder: Path, rank: int, world
     """Translate every `world`-th part that is not there yet, from the `rank`-th on."""
     import torch
 
+    from ..inference.loading import default_device
+
     args = argparse.Namespace(**vars(args))
     torch.set_num_threads(max((os.cpu_count() or 1) // world, 1))
+    if args.device is None and {default_device(path, args.quantization) for path in args.model} == {"cuda"}:
+        args.device = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
     translator = None
     for number, lines, prefixes in parts_of(*inputs_of(args)):
         path = folder / f"{number:08d}"
         if number % world != rank or path.exists():
             continue
-        if translator is None:
-            from ..inference.loading import default_device
-
-            if args.device is None and {default_device(path, args.quantization) for path in args.model} == {"cuda"}:
-                args.device = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
-            translator = arguments.load_translator(args)
+        translator = translator or arguments.load_translator(args)
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         with open(partial, "w", encoding="utf-8", newline="\n") as out:
             write_translations(args, translator, lines, prefixes, out, number * PART)
@@ -186,16 +170,3 @@ def parts_of(
         number, count = number + 1, count + len(part)
     if prefixes is not None and next(prefixes, None) is not None:
         raise UserError(f"There are only {count} sentences, but more prefixes.", field="sentences")
-
-
-def join_parts(folder: Path, args: argparse.Namespace, out: IO[str]) -> None:
-    """Write the parts to the output in order; `UserError` if one is missing."""
-    expected = [folder / f"{number:08d}" for number, *_ in parts_of(*inputs_of(args))]
-    if missing := sum(not path.exists() for path in expected):
-        message = (
-            f"{folder} lacks {missing} parts of the translation. Run the same command again: finished parts are kept."
-        )
-        raise UserError(message, field=folder)
-    for path in expected:
-        with path.open(encoding="utf-8", newline="\n") as part:
-            shutil.copyfileobj(part, out)
