@@ -32,7 +32,7 @@ sys.path += [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().
 from measures import gain_of, marks_of, scores_of
 from sweep import read_rows
 
-from recnmt_hf.analysis import look, plots
+from recnmt_hf.analysis import plots
 from recnmt_hf.analysis.plots import check_picture
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.data.files import locked_file, open_output
@@ -701,10 +701,10 @@ def labelled_points(
         for axis, points in zip(axes, panels.values(), strict=True):
             for label, (x, x_deviation, y, y_deviation) in points.items():
                 deviations: dict[str, Any] = {"xerr": x_deviation or None, "yerr": y_deviation or None, "capsize": 2}
-                style: dict[str, Any] = look.series(labels.index(label))
+                style: dict[str, Any] = plots.series(labels.index(label))
                 handles[label] = axis.errorbar(x, y, linestyle="none", markersize=6, **deviations, **style)
             axis.margins(0.1)
-            axis.grid(color=look.GRID, linewidth=0.6)
+            axis.grid(color="#E5E5E5", linewidth=0.6)
             axis.set_axisbelow(True)
             axis.set_xlabel(axis_name)
             axis.set_ylabel(name)

@@ -24,7 +24,7 @@ import numpy as np
 from transformers import AutoConfig
 
 from recnmt_hf import Recipe
-from recnmt_hf.analysis import look, plots
+from recnmt_hf.analysis import plots
 from recnmt_hf.analysis.plots import QUANTITIES, check_picture
 from recnmt_hf.commands.arguments import PICTURE_HELP, Parser, add_recipe_arguments, whole
 from recnmt_hf.data.corpora import load_test_set
@@ -415,12 +415,13 @@ def grid_of_scores(
     title += "" if seeds == 1 else f": mean and range over {seeds} seeds"
     with plots.canvas(path, 2.5 + 1.1 * len(columns), 1.2 + 0.45 * len(rows), title) as figure:
         axis = figure.add_subplot()
-        image = axis.imshow(means, cmap=look.SEQUENTIAL, aspect="auto")
+        image = axis.imshow(means, cmap=plots.SEQUENTIAL, aspect="auto")
         for y, row in enumerate(values):
             for x, cell in enumerate(row):
                 if cell:
                     spread = f"\n{min(cell):.2f} to {max(cell):.2f}" if len(cell) > 1 else ""
-                    color = look.text_color(image.cmap(image.norm(means[y, x])))
+                    red, green, blue, _ = image.cmap(image.norm(means[y, x]))
+                    color = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
                     axis.text(x, y, f"{means[y, x]:.2f}{spread}", ha="center", va="center", color=color)
         plots.label_cells(axis, columns, rows, column_name, row_name)
         if max(map(len, columns)) <= 12:  # fits below its column
@@ -435,11 +436,11 @@ def points_of_scores(
     longest = max(map(len, values))
     seeds = max(map(len, values.values()))
     title += "" if seeds == 1 else f": {seeds} seeds, line through their means"
-    with plots.canvas(path, min(2.5 + 0.7 * len(values), look.WIDTH), 2.8 + 0.05 * longest, title) as figure:
+    with plots.canvas(path, min(2.5 + 0.7 * len(values), plots.WIDTH), 2.8 + 0.05 * longest, title) as figure:
         axis = figure.add_subplot()
-        axis.plot(range(len(values)), [float(np.mean(scores)) for scores in values.values()], color=look.MAIN)
+        axis.plot(range(len(values)), [float(np.mean(scores)) for scores in values.values()], color=plots.MAIN)
         for place, scores in enumerate(values.values()):
-            axis.scatter([place] * len(scores), scores, color=look.MAIN, s=18)
+            axis.scatter([place] * len(scores), scores, color=plots.MAIN, s=18)
         axis.set_xticks(range(len(values)), list(values), **plots.ROTATED_LABELS)
         axis.set_xlabel(axis_name)
         axis.set_ylabel(name)

@@ -20,9 +20,7 @@ Curve = Sequence[Mapping[str, Any]]
 def curve_of_run(path: str | Path) -> Curve:
     """
     Return the curve of a run from the log of its newest checkpoint, or from the evidence of its finished model.
-
-    Raises:
-        UserError: The folder has no run, or the run has not logged anything yet.
+    `UserError` if the folder has no run, or the run has not logged anything yet.
     """
     path = Path(path)
     newest = newest_checkpoint(path) or newest_checkpoint(path / BASELINE)

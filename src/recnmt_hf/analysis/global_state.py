@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from ..data.text import tsv
-from ..errors import UserError, short_repr
 from ..inference.translator import Translator
-from . import look, plots
-from .sentences import check_index, run_pair, token_names
+from . import plots
+from .sentences import cells, check_index, lacks, run_pair, token_names
 
 
 @dataclass
@@ -37,27 +36,22 @@ class GlobalState:
         if self.routing is not None:
             rows.append(["capsule", "weight", *self.source])
             for capsule, shares in enumerate(self.routing[number]):
-                weight = "" if self.pooling is None else f"{self.pooling[number][capsule]:.6f}"
-                rows.append([str(capsule + 1), weight, *(f"{share:.6f}" for share in shares)])
+                weights = [""] if self.pooling is None else cells([self.pooling[number][capsule]])
+                rows.append([str(capsule + 1), *weights, *cells(shares)])
         if self.gates is not None:
-            gates = zip(self.target, self.gates, strict=True)
-            rows += [["target", "gate"], *([token, f"{gate:.6f}"] for token, gate in gates)]
+            rows += [["target", "gate"], *map(list, zip(self.target, cells(self.gates), strict=True))]
         return tsv(rows)
 
 
 def global_state(translator: Translator, sentence: str, translation: str | None = None) -> GlobalState:
     """
-    Compute the global state of a sentence and its translation (by default the model's own) with a GRET.
-
-    Raises:
-        ValueError: The model has no global representation, or a text is empty.
+    Compute the global state of a sentence and its translation (by default the model's own) with a GRET. `UserError` if
+    the model has no global representation, or a text is blank.
     """
     config = translator.inspected_model().config
     if not getattr(config, "use_global_state", False) or not (config.global_capsule or config.global_gate):
-        raise UserError(
-            f"The {short_repr(config.model_type)} model has no capsules and no gate of a global state. Use a gret "
-            "with use_global_state=true and global_capsule or global_gate."
-        )
+        remedy = "Use a gret with use_global_state=true and global_capsule or global_gate."
+        raise lacks(config, "capsules and no gate of a global state", remedy)
     outputs, source, target = run_pair(translator, sentence, translation)
 
     def stacked(layers: tuple[torch.Tensor, ...] | None) -> np.ndarray | None:
@@ -78,9 +72,8 @@ def capsules_and_gates(path: str | Path, state: GlobalState, layer: int) -> None
     shares = None if state.routing is None else state.routing[layer]
     sizes = ([1.8 + 0.22 * len(shares)] if shares is not None else []) + ([2.7] if state.gates is not None else [])
     columns = max(len(state.source), len(state.target))
-    with plots.canvas(
-        path, 2.6 + plots.cell_width(columns) * columns, sum(sizes), "Global state of the source"
-    ) as figure:
+    width = 2.6 + plots.cell_width(columns) * columns
+    with plots.canvas(path, width, sum(sizes), "Global state of the source") as figure:
         grids = figure.add_gridspec(len(sizes), 1, height_ratios=sizes)
         if shares is not None:
             rows, row_name = [str(capsule) for capsule in range(1, len(shares) + 1)], "capsule"
@@ -89,7 +82,7 @@ def capsules_and_gates(path: str | Path, state: GlobalState, layer: int) -> None
                 row_name = "capsule (weight)"
             axis = figure.add_subplot(grids[0])
             axis.set_title(f"Share of each source token in the capsules, layer {layer}")
-            image = axis.imshow(shares, cmap=look.SEQUENTIAL, vmin=0.0, aspect="auto")
+            image = axis.imshow(shares, cmap=plots.SEQUENTIAL, vmin=0.0, aspect="auto")
             plots.label_cells(axis, state.source, rows, "source token", row_name)
             figure.colorbar(image, ax=axis, label="share of the token")
         if state.gates is not None:

@@ -1,13 +1,20 @@
 """
-Plots with matplotlib (the extra `plots`). Each function writes a `.png`, `.svg` or `.pdf` file, and raises a
-[`UserError`] if matplotlib is missing or the file has another ending. The same values give the same file.
+Plots with matplotlib (the extra `plots`), and their look; no other module names a colour or a font. Each function
+writes a `.png`, `.svg` or `.pdf` file, and raises a [`UserError`] if matplotlib is missing or the file has another
+ending. The same values give the same file.
+
+Lines and points have colours of Okabe and Ito (2008, *Color Universal Design*), which readers with any kind of colour
+vision can tell apart, and different markers. Heat maps have perceptually uniform colours. Pictures are narrow enough
+for a page of GitHub to show their text in a readable size.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +24,6 @@ from ..data.files import open_output
 from ..errors import UserError
 from ..inference.word_alignment import WordAlignment
 from ..metrics.alignment import GoldAlignment
-from . import look
 
 
 if TYPE_CHECKING:
@@ -25,11 +31,45 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-ENDINGS = (".png", ".svg", ".pdf")
+# Blue, vermilion, green, purple, orange, sky blue, black. The eighth colour, yellow, is hardly visible on white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MAIN, ACCENT, NEUTRAL = COLORS[0], COLORS[1], "#707070"
+HALO = "white"  # borders of marks on heat maps
+SEQUENTIAL, DIVERGING = "viridis", "RdBu_r"  # values from 0 (dark) up; from -1 (blue) to 1 (red)
+WIDTH = 8.0  # inches: of several panels, and the limit of heat maps whose labels have room in it
+SMALLEST_WIDTH = 4.5  # inches
 # Square inches of a picture, as of a heat map of 150 tokens. matplotlib takes gigabytes of memory for larger ones.
 LARGEST_AREA = 1300
+DPI = 150
 ROTATED_LABELS: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
-# What a file would otherwise have of the time and of matplotlib.
+STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "text.parse_math": False,  # texts of users may have dollars
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "figure.titlesize": 11,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4,
+    "savefig.facecolor": "white",
+    "svg.fonttype": "none",  # text, for small files that can be searched and compared
+    "svg.hashsalt": "recnmt_hf",  # names within an SVG file do not change from run to run
+}
+# Fonts for characters that the first one lacks, where they are installed.
+FURTHER_FONTS = (
+    *(f"Noto Sans CJK {region}" for region in ("SC", "TC", "JP", "KR")),
+    *("Noto Sans SC", "Noto Sans JP", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Droid Sans"),
+    *("PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS"),
+    *("Noto Sans Devanagari", "Noto Sans Thai", "Noto Sans Ethiopic", "Noto Sans Bengali", "Noto Sans Tamil"),
+)
+# Endings of pictures, and what their files would otherwise have of the time and of matplotlib.
 METADATA: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
@@ -41,20 +81,21 @@ QUANTITIES = {
     "bleu": "BLEU",
     "loss": "loss (nats per target token)",
     "perplexity": "perplexity",
-    "rouge1": "ROUGE-1",
-    "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-    "rougeLsum": "ROUGE-Lsum",
+    **{f"rouge{kind}": f"ROUGE-{kind}" for kind in ("1", "2", "L", "Lsum")},
 }
+# matplotlib's settings are global: plots of several threads are drawn one after the other.
+_LOCK = RLock()
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
 
 
 def check_picture(path: str | Path) -> Path:
     """Return the path of a picture, or raise a [`UserError`] if it cannot be plotted."""
     path = Path(path)
-    if path.suffix.lower() not in ENDINGS:
-        raise UserError(
-            f"{path} is not the name of an image file. Use one of the extensions {', '.join(ENDINGS)}.", field=path
-        )
+    if path.suffix.lower() not in METADATA:
+        endings = ", ".join(METADATA)
+        raise UserError(f"{path} is not the name of an image file. Use one of the extensions {endings}.", field=path)
     with packages_of_extra("plots", "Plotting"):
         import matplotlib  # noqa: F401
     return path
@@ -68,24 +109,66 @@ def canvas(path: str | Path, width: float, height: float, title: str = "") -> It
     path = check_picture(path)
     if width * height > LARGEST_AREA:
         raise UserError(f"The picture {path} would be too large.", field=path)
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.font_manager import get_font_names
 
-    with look.style():
-        size = max(width, look.SMALLEST_WIDTH), height + (0.3 if title else 0.0)
-        figure = Figure(figsize=size, dpi=look.DPI, layout="constrained")
+    installed = set(get_font_names())
+    style: Any = {**STYLE, "font.family": ["DejaVu Sans", *(name for name in FURTHER_FONTS if name in installed)]}
+    with _LOCK, matplotlib.rc_context(style):
+        size = max(width, SMALLEST_WIDTH), height + (0.3 if title else 0.0)
+        figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
-        if title:
-            look.set_title(figure, title)
+        if title:  # in lines that fit
+            figure.suptitle(textwrap.fill(title, int(12.5 * size[0])), x=0.01, horizontalalignment="left")
         yield figure
         ending = path.suffix.lower()
         with open_output(path, binary=True) as file:
             figure.savefig(file, format=ending[1:], metadata=METADATA[ending])
 
 
+@contextmanager
+def panel_axes(
+    path: str | Path, headings: Sequence[str], labels: Sequence[str], title: str, height: float
+) -> Iterator[tuple[Figure, Sequence[Axes]]]:
+    """Give a figure of panels with headings, two in a row, with room for a legend of labels below them."""
+    columns = min(2, len(headings))
+    rows = -(-len(headings) // columns)
+    width = WIDTH if columns > 1 else 6.0
+    legend = 0.2 * -(-len(labels) // legend_columns(labels, width)) if len(labels) > 1 else 0.0
+    with canvas(path, width, height * rows + legend, title) as figure:
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axis in axes[len(headings) :]:
+            axis.set_visible(False)
+        for axis, heading in zip(axes, headings, strict=False):
+            axis.set_title(heading)
+        yield figure, axes[: len(headings)]
+
+
+def legend_columns(labels: Sequence[str], width: float) -> int:
+    """Return how many columns of a legend fit below a figure of a width in inches."""
+    return max(1, min(len(labels), int(11 * width / (max(map(len, labels)) + 6))))
+
+
+def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
+    """Add a legend below the panels of a figure."""
+    columns = legend_columns(list(handles), figure.get_figwidth())
+    figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=columns)
+
+
+# -- parts of figures --------------------------------------------------------------------------------------------------
+
+
+def series(number: int) -> dict[str, str]:
+    """Return color and marker of a series of points, counted from 0: all pairs of both before one comes again."""
+    count = len(COLORS)
+    return {"color": COLORS[number % count], "marker": MARKERS[(number + number // count) % len(MARKERS)]}
+
+
 def cell_width(columns: int) -> float:
     """Return the width of a column of a heat map in inches: as wide as the page allows, within limits."""
-    return min(0.42, max(0.2, (look.WIDTH - 2.2) / max(columns, 1)))
+    return min(0.42, max(0.2, (WIDTH - 2.2) / max(columns, 1)))
 
 
 def label_cells(
@@ -108,12 +191,15 @@ def count_whole(axis: Axes) -> None:
 
 def add_bars(axis: Axes, heights: np.ndarray, labels: Sequence[str], name: str, label_name: str) -> None:
     """Plot bars with heights from 0 to 1."""
-    axis.bar(range(len(labels)), heights, color=look.MAIN)
+    axis.bar(range(len(labels)), heights, color=MAIN)
     axis.set_xticks(range(len(labels)), labels, **ROTATED_LABELS)
     axis.set_xlim(-0.6, len(labels) - 0.4)
     axis.set_ylim(0.0, 1.0)
     axis.set_xlabel(label_name)
     axis.set_ylabel(name)
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
 
 
 def heat_maps(
@@ -136,10 +222,10 @@ def heat_maps(
         axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
         top = max(float(matrix.max()) for _, matrix in panels)
         for axis, (heading, matrix) in zip(axes, panels, strict=True):
-            image = axis.imshow(matrix, cmap=look.SEQUENTIAL, vmin=0.0, vmax=top, aspect="auto")
+            image = axis.imshow(matrix, cmap=SEQUENTIAL, vmin=0.0, vmax=top, aspect="auto")
             for marker, cells in marks:
                 places = {"x": [column for _, column in cells], "y": [row for row, _ in cells]}
-                for color, line in ((look.HALO, 3.5), (look.ACCENT, 1.8)):
+                for color, line in ((HALO, 3.5), (ACCENT, 1.8)):
                     axis.scatter(**places, marker=marker, s=60, facecolors="none", edgecolors=color, linewidths=line)
             axis.set_title(heading)
             label_cells(axis, columns, rows, column_name, row_name)
@@ -164,67 +250,16 @@ def line_panels(
         handles: dict[str, Any] = {}
         for axis, (heading, lines) in zip(axes, panels.items(), strict=True):
             for label, points in lines.items():
-                style: dict[str, Any] = look.series(labels.index(label))
+                style: dict[str, Any] = series(labels.index(label))
                 style["markevery"] = max(1, len(points) // 30)
                 (handles[label],) = axis.plot([x for x, _ in points], [y for _, y in points], **style)
             if border is not None:
-                handles[border_name] = axis.axvline(border, color=look.NEUTRAL, linestyle="--", linewidth=1.0)
+                handles[border_name] = axis.axvline(border, color=NEUTRAL, linestyle="--", linewidth=1.0)
             axis.set_xlabel(axis_name)
             axis.set_ylabel((names or {}).get(heading, ""))
             count_whole(axis)
         if len(handles) > 1:
             add_legend(figure, handles)
-
-
-@contextmanager
-def panel_axes(
-    path: str | Path, headings: Sequence[str], labels: Sequence[str], title: str, height: float
-) -> Iterator[tuple[Figure, Sequence[Axes]]]:
-    """Give a figure of panels with headings, two in a row, with room for a legend of labels below them."""
-    columns = min(2, len(headings))
-    rows = -(-len(headings) // columns)
-    width = look.WIDTH if columns > 1 else 6.0
-    legend = 0.2 * -(-len(labels) // legend_columns(labels, width)) if len(labels) > 1 else 0.0
-    with canvas(path, width, height * rows + legend, title) as figure:
-        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for axis in axes[len(headings) :]:
-            axis.set_visible(False)
-        for axis, heading in zip(axes, headings, strict=False):
-            axis.set_title(heading)
-        yield figure, axes[: len(headings)]
-
-
-def legend_columns(labels: Sequence[str], width: float) -> int:
-    """Return how many columns of a legend fit below a figure of a width in inches."""
-    return max(1, min(len(labels), int(11 * width / (max(map(len, labels)) + 6))))
-
-
-def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
-    """Add a legend below the panels of a figure."""
-    columns = legend_columns(list(handles), figure.get_figwidth())
-    figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=columns)
-
-
-def tree_and_bars(
-    path: str | Path,
-    nodes: Sequence[tuple[float, int, Sequence[float]]],
-    labels: Sequence[str],
-    distances: np.ndarray,
-    title: str = "",
-) -> None:
-    """
-    Plot a binary tree over labels, and distances from 0 to 1 as bars below it. A node has x position and height, and
-    those of its two children.
-    """
-    top = max((height for _, height, _ in nodes), default=1)
-    width = 1.6 + max(0.3, cell_width(len(labels))) * len(labels)
-    with canvas(path, width, 2.4 + 0.25 * top, title) as figure:
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1 + 0.3 * top, 1.6])
-        for place, height, children in nodes:
-            for child, own in zip(children[::2], children[1::2], strict=True):
-                above.plot([place, child], [height, own], color=look.MAIN)
-        above.set_axis_off()
-        add_bars(below, distances, labels, "share of memory\nclosed", "source token")
 
 
 def plot_alignment(alignment: WordAlignment, path: str | Path, gold: GoldAlignment | None = None) -> None:

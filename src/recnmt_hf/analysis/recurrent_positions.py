@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from ..data.text import tsv
-from ..errors import UserError, short_repr
 from ..inference.backends.torch_model import shift_right
 from ..inference.translator import Translator
-from . import look, plots
-from .sentences import run_pair, token_names
+from . import plots
+from .sentences import cells, lacks, run_pair, token_names
 
 
 if TYPE_CHECKING:
@@ -51,8 +50,8 @@ def positions_to_tsv(sides: list[SidePositions]) -> str:
     rows = [["side", "distance", "pairs", "position", "recurrent", "least", "largest"]]
     for side in sides:
         for distance, absolute, *recurrent in side.by_distance():
-            cells = ["" if absolute is None else f"{absolute:.6f}", *(f"{value:.6f}" for value in recurrent)]
-            rows.append([side.name, str(distance), str(len(side.tokens) - distance), *cells])
+            position = [""] if absolute is None else cells([absolute])
+            rows.append([side.name, str(distance), str(len(side.tokens) - distance), *position, *cells(recurrent)])
     return tsv(rows)
 
 
@@ -66,18 +65,9 @@ def cosines(vectors: torch.Tensor) -> np.ndarray:
 def recurrent_positions(translator: Translator, sentence: str, translation: str | None = None) -> list[SidePositions]:
     """
     Compute the similarities for a sentence and its translation (by default the model's own), for each side with a
-    recurrence, source first (Chen et al., 2019, Eq. 6).
-
-    Raises:
-        ValueError: The model has no such embeddings, or a text is empty.
+    recurrence, source first (Chen et al., 2019, Eq. 6). `UserError` if there is none, or a text is blank.
     """
     model = translator.inspected_model()
-    refusal = (
-        f"The {short_repr(model.config.model_type)} model has no recurrent positional embeddings. Use an "
-        "rpe_transformer with rpe_encoder or rpe_decoder, an rpe_type, and rpe_dim above 0."
-    )
-    if "source_recurrent_positions" not in getattr(getattr(model, "model", None), "extra_outputs", ()):
-        raise UserError(refusal)
     outputs, source, target = run_pair(translator, sentence, translation)
     shifted = shift_right(model, torch.tensor([target.ids]), [target])[0].tolist()
     sides = []
@@ -85,13 +75,14 @@ def recurrent_positions(translator: Translator, sentence: str, translation: str 
         ("source", translator.tokenizer, source.ids, model.get_encoder()),
         ("target", translator.target_tokenizer, shifted, model.get_decoder()),
     ):
-        if vectors := getattr(outputs, f"{side}_recurrent_positions"):
+        if vectors := getattr(outputs, f"{side}_recurrent_positions", None):
             tokens = token_names(tokenizer, ids)
             table = stack.embed_input.embed_positions
             absolute = None if table is None else cosines(table(len(tokens)))
             sides.append(SidePositions(side, tokens, cosines(vectors[0][0]), absolute))
     if not sides:
-        raise UserError(refusal)
+        remedy = "Use an rpe_transformer with rpe_encoder or rpe_decoder, an rpe_type, and rpe_dim above 0."
+        raise lacks(model.config, "recurrent positional embeddings", remedy)
     return sides
 
 
@@ -107,7 +98,7 @@ def similarities_by_distance(path: str | Path, sides: Sequence[SidePositions]) -
             maps.append(("recurrent", side.recurrent))
             axes = [figure.add_subplot(grid[2 * row, column]) for column in range(len(maps))]
             for axis, (kind, matrix) in zip(axes, maps, strict=True):
-                image = axis.imshow(matrix, cmap=look.DIVERGING, vmin=-1.0, vmax=1.0)
+                image = axis.imshow(matrix, cmap=plots.DIVERGING, vmin=-1.0, vmax=1.0)
                 axis.set_title(f"{side.name}: {kind} embeddings")
                 plots.label_cells(axis, side.tokens, side.tokens)
             figure.colorbar(image, ax=axes, shrink=0.8, label="cosine")
@@ -119,10 +110,10 @@ def add_curves_by_distance(axis: Axes, side: SidePositions) -> None:
     axis.set_title(f"{side.name}: mean by distance, and range of the recurrent embeddings")
     if distances := side.by_distance():
         places, absolute, means, least, largest = zip(*distances, strict=True)
-        axis.fill_between(places, least, largest, color=look.MAIN, alpha=0.2, linewidth=0)
-        axis.plot(places, means, color=look.MAIN, label="recurrent embeddings")
+        axis.fill_between(places, least, largest, color=plots.MAIN, alpha=0.2, linewidth=0)
+        axis.plot(places, means, color=plots.MAIN, label="recurrent embeddings")
         if side.absolute is not None:
-            axis.plot(places, absolute, color=look.ACCENT, linestyle="--", label="position embeddings")
+            axis.plot(places, absolute, color=plots.ACCENT, linestyle="--", label="position embeddings")
         axis.legend(loc="lower left", ncols=2)
     axis.set_ylim(-1.05, 1.05)
     plots.count_whole(axis)

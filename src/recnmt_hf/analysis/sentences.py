@@ -1,7 +1,8 @@
-"""Helpers to inspect one sentence: checks, token names, and runs of the model."""
+"""Run a model on one sentence to inspect it, and name the tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,11 +13,16 @@ from ..data.records import Tokens
 from ..errors import UserError, short_repr
 from ..inference.backends.torch_model import eval_mode, shift_right
 from ..inference.translator import Translator
-from ..options import check_value
+from ..options import Range, check_value
 
 
 # Of a recurrence, in this order.
 DIRECTIONS = ("forward", "backward")
+
+
+def lacks(config: Any, what: str, remedy: str) -> UserError:
+    """Return the error for a model without the mechanism to inspect."""
+    return UserError(f"The {short_repr(config.model_type)} model has no {what}. {remedy}")
 
 
 def check_not_blank(name: str, text: str) -> None:
@@ -27,11 +33,12 @@ def check_not_blank(name: str, text: str) -> None:
 
 def check_index(name: str, value: int, count: int) -> int:
     """Return the index of a layer or head, counted from 0. Raise `UserError` if it does not exist."""
-    if not 0 <= check_value(name, value, int) < count:
-        raise UserError(
-            f"{name}={short_repr(value)} does not exist. Choose one of {count}, counted from 0.", field=name
-        )
-    return value
+    return check_value(name, value, int, Range(least=0, most=count - 1))
+
+
+def cells(numbers: Iterable[float]) -> list[str]:
+    """Return numbers as cells of a table."""
+    return [f"{number:.6f}" for number in numbers]
 
 
 def token_names(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from ..data.text import tsv
-from ..errors import UserError, short_repr
 from ..inference.translator import Translator
-from .sentences import DIRECTIONS, check_index, run_encoder
+from ..options import check_value
+from . import plots
+from .sentences import DIRECTIONS, cells, check_index, lacks, run_encoder
 
 
-# Maximum number of tokens of a tree, which may have as many levels.
-MOST_TOKENS = 500
 # A leaf is the index of a token; any other node is a pair of trees.
 Tree = int | tuple[Any, Any]
 
@@ -31,29 +30,19 @@ class SyntacticDistances:
 
     def of(self, layer: int = -1, direction: str = "forward") -> np.ndarray:
         """
-        Return the distances of one layer, counted from 0 (-1: the top one), in one direction.
-
-        Raises:
-            UserError: The layer or the direction does not exist.
+        Return the distances of one layer, counted from 0 (-1: the top one), in one direction. `UserError` if the layer
+        or the direction does not exist.
         """
-        names = DIRECTIONS[: self.distances.shape[2]]
+        check_value("direction", direction, Literal[DIRECTIONS[: self.distances.shape[2]]])
         if layer != -1:
             check_index("layer", layer, len(self.distances))
-        if direction not in names:
-            raise UserError(
-                f"direction={short_repr(direction)} does not exist in this model. Choose {' or '.join(names)}.",
-                field="direction",
-            )
         return self.distances[layer, :, DIRECTIONS.index(direction)]
 
     def tree(self, layer: int = -1, direction: str = "forward") -> Tree:
         """
         Return the binary tree: a sentence is split where the largest share of the memory is closed (before the token in
-        the forward direction, after it in the backward direction), then each part in the same way. `UserError` for a
-        sentence of more than 500 tokens.
+        the forward direction, after it in the backward direction), then each part in the same way.
         """
-        if len(self.tokens) > MOST_TOKENS:
-            raise UserError(f"The sentence has {len(self.tokens)} tokens; a tree can have at most {MOST_TOKENS}.")
         distances = self.of(layer, direction)
         return split(list(distances if direction == "forward" else np.concatenate([[0.0], distances[:-1]])), 0)
 
@@ -86,17 +75,12 @@ def nodes(tree: Tree) -> list[tuple[float, int, list[float]]]:
 
 def syntactic_distances(translator: Translator, sentence: str) -> SyntacticDistances:
     """
-    Encode a sentence with an onlstm_transformer and return the distances.
-
-    Raises:
-        ValueError: The model has no ON-LSTM layers, or the sentence is empty.
+    Encode a sentence with an onlstm_transformer and return the distances. `UserError` if the model has no ON-LSTM
+    layers, or the sentence is blank.
     """
     config = translator.inspected_model().config
     if "onlstm" not in getattr(config, "encoder_layer_types", ()):
-        raise UserError(
-            f'The {short_repr(config.model_type)} model has no ON-LSTM layers. Use one with "onlstm" in '
-            "encoder_layer_types."
-        )
+        raise lacks(config, "ON-LSTM layers", 'Use one with "onlstm" in encoder_layer_types.')
     encoded, tokens = run_encoder(translator, sentence)
     layers = torch.stack([layer[0] for layer in encoded.master_gate_distances]).float().cpu().numpy()
     return SyntacticDistances(tokens, layers)
@@ -106,14 +90,21 @@ def inspect_tree(
     translator: Translator, sentence: str, output: str | None = None, layer: int = -1, direction: str = "forward"
 ) -> str:
     """Return the tree as brackets with a table of the distances, or plot both and return a summary."""
-    from .plots import tree_and_bars
-
     state = syntactic_distances(translator, sentence)
-    distances = state.of(layer, direction)
-    if output is not None:
-        place = "top layer" if layer == -1 else f"layer {layer}"
-        title = f"Tree and distances by the master gates, {place}, {direction}"
-        tree_and_bars(output, nodes(state.tree(layer, direction)), state.tokens, distances, title)
-        return f"{output}: a tree over {len(state.tokens)} tokens\n"
-    rows = [[token, f"{value:.6f}"] for token, value in zip(state.tokens, distances, strict=True)]
-    return f"{state.brackets(layer, direction)}\n" + tsv([["token", "distance"], *rows])
+    tokens, distances = state.tokens, state.of(layer, direction)
+    if output is None:
+        rows = zip(tokens, cells(distances), strict=True)
+        return f"{state.brackets(layer, direction)}\n" + tsv([["token", "distance"], *rows])
+    place = "top layer" if layer == -1 else f"layer {layer}"
+    inner = nodes(state.tree(layer, direction))
+    top = max((height for _, height, _ in inner), default=1)
+    width = 1.6 + max(0.3, plots.cell_width(len(tokens))) * len(tokens)
+    title = f"Tree and distances by the master gates, {place}, {direction}"
+    with plots.canvas(output, width, 2.4 + 0.25 * top, title) as figure:
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1 + 0.3 * top, 1.6])
+        for middle, height, children in inner:
+            for child, own in zip(children[::2], children[1::2], strict=True):
+                above.plot([middle, child], [height, own], color=plots.MAIN)
+        above.set_axis_off()
+        plots.add_bars(below, distances, tokens, "share of memory\nclosed", "source token")
+    return f"{output}: a tree over {len(tokens)} tokens\n"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import datasets
-import evaluate
+from typing import Any
 
 from ..data.alignments import marked_links
 from ..errors import UserError
+from .bleu import TextMetric
 
 
 Links = set[tuple[int, int]]
@@ -17,16 +16,10 @@ Links = set[tuple[int, int]]
 
 @dataclass
 class GoldAlignment:
-    """
-    A hand-made alignment of a sentence pair, as (source, target) positions of words from 0.
+    """A hand-made alignment of a sentence pair, as (source, target) positions of words from 0."""
 
-    Attributes:
-        sure (`set`): Unambiguous links.
-        possible (`set`): Links that are not counted as errors; the sure ones are added.
-    """
-
-    sure: Links
-    possible: Links
+    sure: Links  # unambiguous
+    possible: Links  # not counted as errors; the sure ones are added
 
     def __post_init__(self) -> None:
         self.possible = self.possible | self.sure
@@ -42,7 +35,7 @@ def parse_links(line: str, place: str = "the alignment", one_based: bool = False
         one_based (`bool`, *optional*, defaults to `False`): Whether positions count from 1.
 
     Raises:
-        ValueError: A link has another form, or a position is below the first.
+        UserError: A link has another form, or a position is below the first.
     """
     links = list(marked_links(line, place, one_based))
     return GoldAlignment({link for link, is_sure in links if is_sure}, {link for link, _ in links})
@@ -55,22 +48,14 @@ def format_links(links: Sequence[tuple[int, int]] | Links) -> str:
 
 @dataclass
 class AlignmentScore:
-    """
-    Alignment error rate of a corpus, with its parts; all from 0 to 1.
+    """Alignment error rate of a corpus, with its parts; all from 0 to 1."""
 
-    Attributes:
-        aer (`float`): `1 - (|A & S| + |A & P|) / (|A| + |S|)`; lower is better.
-        precision (`float`): `|A & P| / |A|`.
-        recall (`float`): `|A & S| / |S|`.
-        links, sure, possible (`int`): |A|, |S| and |P|.
-    """
-
-    aer: float
-    precision: float
-    recall: float
-    links: int
-    sure: int
-    possible: int
+    aer: float  # 1 - (|A & S| + |A & P|) / (|A| + |S|); lower is better
+    precision: float  # |A & P| / |A|
+    recall: float  # |A & S| / |S|
+    links: int  # |A|
+    sure: int  # |S|
+    possible: int  # |P|
 
     def __str__(self) -> str:
         return (
@@ -88,7 +73,7 @@ def alignment_error_rate(predictions: Sequence[Links], references: Sequence[Gold
         references (sequence of [`GoldAlignment`]): S and P.
 
     Raises:
-        ValueError: Their numbers differ, or there is neither a link nor a sure one.
+        UserError: Their numbers differ, or there is neither a link nor a sure one.
     """
     if len(predictions) != len(references):
         message = f"alignments has {len(predictions)} entries, but gold has {len(references)}."
@@ -109,23 +94,18 @@ def alignment_error_rate(predictions: Sequence[Links], references: Sequence[Gold
     )
 
 
-class AlignmentErrorRate(evaluate.Metric):
+class AlignmentErrorRate(TextMetric):
     """
     Alignment error rate; `AlignmentErrorRate().compute(predictions=["0-0 1-2"], references=["0-0 1p2"])`, one line of
-    links in Pharaoh format for each sentence pair, possible links of the references as `1p2`.
+    links in Pharaoh format for each sentence pair, possible links of the references as `1p2`. With `one_based=True`
+    positions count from 1.
     """
 
-    def _info(self) -> evaluate.MetricInfo:
-        text = datasets.Value("string")
-        return evaluate.MetricInfo(
-            description=(type(self).__doc__ or "").strip(),
-            citation="Och and Ney, 2003",
-            features=datasets.Features({"predictions": text, "references": text}),
-        )
+    citation = "Och and Ney, 2003"
 
-    def _compute(self, predictions: list[str], references: list[str], one_based: bool = False) -> dict[str, float]:
+    def _compute(self, predictions: list[str], references: list[Any], **options: Any) -> dict[str, object]:
         sides = [
-            [parse_links(line, f"{name} {number}", one_based) for number, line in enumerate(lines, start=1)]
+            [parse_links(line, f"{name} {number}", **options) for number, line in enumerate(lines, start=1)]
             for name, lines in (("prediction", predictions), ("reference", references))
         ]
         score = alignment_error_rate([alignment.possible for alignment in sides[0]], sides[1])

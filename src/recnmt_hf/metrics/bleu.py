@@ -130,7 +130,7 @@ def sacrebleu_score(
         samples (`int`, *optional*, defaults to 1): Bootstrap samples of the 95% interval; 1: no interval.
 
     Raises:
-        ValueError: The tokenizer is unknown, or the lists have different lengths.
+        UserError: The tokenizer is unknown, or the lists have different lengths.
     """
     metric = bleu_metric(lowercase, tokenize)
     return score_with(metric, "BLEU (case-insensitive)" if lowercase else "BLEU", hypotheses, references, samples)
@@ -162,14 +162,12 @@ def tokenized_bleu_score(
     Compute the BLEU of tokenized text, the figure of Moses' `multi-bleu.perl`: no further tokenization, no smoothing.
 
     Args:
-        hypotheses (sequence of `str`): Translations.
-        references (sequence of `str`, or of sequences): One set of references, or several.
-        lowercase (`bool`, *optional*, defaults to `False`): As `multi-bleu.perl -lc`.
+        hypotheses, references, lowercase: As in [`sacrebleu_score`].
         language (`str`, *optional*): Code of the language by which to tokenize both sides as Moses does (without
             escaping; unknown languages as English); `None`: they are tokenized already, with spaces between words.
 
     Raises:
-        ValueError: The language code is malformed, or the lists have different lengths.
+        UserError: The language code is malformed, or the lists have different lengths.
     """
     code = main_language(language) if isinstance(language, str) else language
     if code is not None and not re.fullmatch("[a-z]{2,3}", str(code)):

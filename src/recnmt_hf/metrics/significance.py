@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, cast
 from unittest.mock import patch
 
@@ -16,7 +15,7 @@ from sacrebleu.significance import PairedTest, Result
 
 from ..errors import UserError
 from ..options import MOST_SEED, Range, check_value
-from .bleu import bleu_metric, reference_sets
+from .bleu import References, bleu_metric, reference_sets
 from .rouge import ROUGE_TYPES, RougeF1
 
 
@@ -27,35 +26,23 @@ ROUNDING = 1e-9
 
 @dataclass
 class Comparison:
-    """
-    A system against the baseline.
-
-    Attributes:
-        system (`str`): Its name.
-        score (`float`): BLEU or ROUGE.
-        difference (`float`): Score minus that of the baseline; 0 for the baseline itself.
-        p_value (`float`, *optional*): Chance of a difference at least as large if both systems were equally good
-            (about half of it for the bootstrap); `None` for the baseline.
-        interval (`tuple[float, float]`, *optional*): Mean and half-width of the 95% confidence interval of the score
-            (bootstrap only).
-        signature (`str`): sacrebleu's, with the test's settings.
-        better, worse (`int`, *optional*): Numbers of sentences that the system translates better, and worse, than the
-            baseline (sign test only; `None` for the baseline).
-    """
+    """A system against the baseline."""
 
     system: str
-    score: float
-    difference: float
+    score: float  # BLEU or ROUGE
+    difference: float  # score minus that of the baseline; 0 for the baseline itself
+    # Chance of a difference at least as large if both systems were equally good (about half of it for the bootstrap);
+    # `None` for the baseline.
     p_value: float | None
-    interval: tuple[float, float] | None
-    signature: str
-    better: int | None = None
+    interval: tuple[float, float] | None  # mean and half-width of the score's 95% confidence interval; bootstrap only
+    signature: str  # sacrebleu's, with the test's settings
+    better: int | None = None  # sentences that the system translates better than the baseline; sign test only
     worse: int | None = None
 
 
 def compare_systems(
     systems: Mapping[str, Sequence[str]] | Iterable[tuple[str, Sequence[str]]],
-    references: Sequence[str] | Sequence[Sequence[str]],
+    references: References,
     method: str = "bootstrap",
     samples: int = 1000,
     seed: int = 12345,
@@ -67,13 +54,18 @@ def compare_systems(
     """
     Run paired tests of BLEU or ROUGE.
 
+    `"bootstrap"` is paired bootstrap resampling (Koehn, 2004) by sacrebleu, whose p-value is one-sided, about half of a
+    two-sided one. `"randomization"` is approximate randomization (Riezler and Maxwell, 2005) with sacrebleu's random
+    exchanges. Unlike sacrebleu's, it counts random differences that equal the observed one, which matters for systems
+    that differ in few sentences. `"sign"` is the sign test of Collins et al. (2005, "Clause Restructuring for
+    Statistical Machine Translation", section 4): a sentence is better (worse) if the corpus score of the baseline rises
+    (falls) when its translation is replaced with the system's. Its p-value is that of a two-sided binomial test with
+    probability 1/2 over the better and the worse sentences; the others are ignored.
+
     Args:
         systems (mapping of name to translations, or pairs of them): The first is the baseline.
         references (sequence of `str`, or of such sequences): One reference set or several.
-        method (`str`, *optional*, defaults to `"bootstrap"`): `"bootstrap"`: paired bootstrap resampling (Koehn,
-            2004) by sacrebleu, whose p-value is one-sided, about half of a two-sided one. `"randomization"`:
-            approximate randomization (Riezler and Maxwell, 2005). `"sign"`: sign test on sentences (Collins et al.,
-            2005); see [`sign_test`].
+        method (`str`, *optional*, defaults to `"bootstrap"`): `"bootstrap"`, `"randomization"` or `"sign"`.
         samples (`int`, *optional*, defaults to 1000): Resamplings, or random swaps; the sign test has none.
         seed (`int`, *optional*, defaults to 12345): Seed of the resampling, at least 1 (sacrebleu ignores 0).
         lowercase (`bool`, *optional*, defaults to `False`): Case-insensitive BLEU.
@@ -85,7 +77,7 @@ def compare_systems(
         `list[Comparison]`: One for each system, the baseline first.
 
     Raises:
-        ValueError: There are fewer than two systems, no such method, metric, units or tokenizer, a number is not
+        UserError: There are fewer than two systems, no such method, metric, units or tokenizer, a number is not
             allowed, or lengths differ.
     """
     samples = check_value("samples", samples, int, Range(least=1))
@@ -98,22 +90,42 @@ def compare_systems(
         raise UserError("A comparison needs a baseline and at least one other system, with different names.")
     for hypotheses in systems.values():
         streams = reference_sets(hypotheses, references)
-    is_bleu = metric == "bleu"
-    measure = bleu_metric(lowercase, tokenize, streams) if is_bleu else RougeF1(metric, units, streams)
-    if method == SIGN:
-        return sign_test(systems, measure)
+    measure: Metric = RougeF1(metric, units, streams) if metric != "bleu" else bleu_metric(lowercase, tokenize, streams)
+    if method == BOOTSTRAP:
+        return bootstrap(systems, measure, samples, seed)
+    statistics = [statistics_of(measure, hypotheses) for hypotheses in systems.values()]
+    baseline, total, signature = statistics[0], statistics[0].sum(axis=0), measure.get_signature()
     if method == RANDOMIZATION:
-        return randomization_test(systems, measure, samples, seed)
+        signature.update("seed", str(seed))
+        signature.update("ar", samples)
+    text = f"{signature}|test:{SIGN}" if method == SIGN else str(signature)
+    scores = [score_of(measure, rows.sum(axis=0)) for rows in statistics]
+    found = [
+        Comparison(str(name), score, score - scores[0], None, None, text)
+        for name, score in zip(systems, scores, strict=True)
+    ]
+    for comparison, rows in zip(found[1:], statistics[1:], strict=True):
+        if method == SIGN:
+            changes = [score_of(measure, total + difference) - scores[0] for difference in rows - baseline]
+            comparison.better, comparison.worse = (sum(sign * x > ROUNDING for x in changes) for sign in (1, -1))
+            comparison.p_value = sign_p_value(comparison.better, comparison.worse)
+        else:  # exchanges of each sentence, shape (samples, sentences)
+            exchanges = np.random.default_rng(seed).integers(2, size=(samples, len(baseline)), dtype=bool)
+            comparison.p_value = chance(rows[None], baseline[None], measure, exchanges)
+    return found
+
+
+def bootstrap(systems: Mapping[str, Sequence[str]], measure: Metric, samples: int, seed: int) -> list[Comparison]:
+    """Run sacrebleu's paired bootstrap resampling against the first system."""
     with patch.dict(os.environ, SACREBLEU_SEED=str(seed)):
-        test = PairedTest(
+        signatures, scores = PairedTest(
             [(name, list(hypotheses)) for name, hypotheses in systems.items()],
-            {metric: measure},
+            {"metric": measure},
             references=None,
             test_type="bs",
             n_samples=samples,
-        )
-        signatures, scores = test()
-    (name,) = signatures  # sacrebleu's own for the metric
+        )()
+    ((name, signature),) = signatures.items()  # sacrebleu's own name of the metric
     results = cast("list[Result]", scores[name])  # only the column of names holds text
     base = results[0].score
     return [
@@ -124,33 +136,10 @@ def compare_systems(
             # Any difference is at least as large as 0; sacrebleu counts only larger ones.
             p_value=1.0 if result.p_value is not None and result.score == base else result.p_value,
             interval=None if result.mean is None or result.ci is None else (result.mean, result.ci),
-            signature=str(signatures[name]),
+            signature=str(signature),
         )
         for system, result in zip(scores["System"], results, strict=True)
     ]
-
-
-def randomization_test(
-    systems: Mapping[str, Sequence[str]], measure: Metric, samples: int, seed: int
-) -> list[Comparison]:
-    """
-    Run approximate randomization (Riezler and Maxwell, 2005) against the first system. Unlike sacrebleu's, the test
-    counts random differences that equal the observed one, which matters for systems that differ in few sentences. Its
-    random exchanges are sacrebleu's.
-    """
-    statistics = [statistics_of(measure, hypotheses) for hypotheses in systems.values()]
-    baseline = statistics[0]
-    # Exchanges of each sentence, shape (samples, sentences).
-    exchanges = np.random.default_rng(seed).integers(2, size=(samples, len(baseline)), dtype=bool)
-    base, signature = score_of(measure, baseline.sum(axis=0)), measure.get_signature()
-    signature.update("seed", str(seed))
-    signature.update("ar", samples)
-    comparisons: list[Comparison] = []
-    for name, rows in zip(systems, statistics, strict=True):
-        own = score_of(measure, rows.sum(axis=0))
-        p_value = chance(rows[None], baseline[None], measure, exchanges) if comparisons else None
-        comparisons.append(Comparison(str(name), own, own - base, p_value, None, str(signature)))
-    return comparisons
 
 
 def statistics_of(measure: Metric, hypotheses: Sequence[str]) -> np.ndarray:
@@ -182,35 +171,6 @@ def chance(own: np.ndarray, other: np.ndarray, measure: Metric, exchanges: Itera
     return (extreme + 1) / (count + 1)
 
 
-def sign_test(systems: Mapping[str, Sequence[str]], measure: Metric) -> list[Comparison]:
-    """
-    Run the sign test of Collins et al. (2005, "Clause Restructuring for Statistical Machine Translation", section 4)
-    against the first system. A sentence is better (worse) if the corpus score of the baseline rises (falls) when its
-    translation is replaced with the system's. The p-value is that of a two-sided binomial test with probability 1/2
-    over the better and the worse sentences; the others are ignored.
-
-    Args:
-        systems (mapping of name to translations): The first is the baseline.
-        measure (`sacrebleu.metrics.base.Metric`): Has the references in its cache.
-    """
-    statistics = {name: statistics_of(measure, hypotheses) for name, hypotheses in systems.items()}
-    baseline = next(iter(statistics.values()))
-    total = baseline.sum(axis=0)
-    score = partial(score_of, measure)
-    base = score(total)
-    signature = f"{measure.get_signature()}|test:{SIGN}"
-    comparisons: list[Comparison] = []
-    for name, rows in statistics.items():
-        own = score(rows.sum(axis=0))
-        comparison = Comparison(str(name), own, own - base, None, None, signature)
-        if comparisons:
-            changes = [score(total + difference) - base for difference in rows - baseline]
-            comparison.better, comparison.worse = (sum(sign * x > ROUNDING for x in changes) for sign in (1, -1))
-            comparison.p_value = sign_p_value(comparison.better, comparison.worse)
-        comparisons.append(comparison)
-    return comparisons
-
-
 def sign_p_value(better: int, worse: int) -> float:
     """Return the p-value of a two-sided binomial test with probability 1/2, computed exactly."""
     count = better + worse
@@ -221,7 +181,7 @@ def sign_p_value(better: int, worse: int) -> float:
 def compare_runs(
     baseline: Sequence[Sequence[str]],
     system: Sequence[Sequence[str]],
-    references: Sequence[str] | Sequence[Sequence[str]],
+    references: References,
     samples: int = 1000,
     seed: int = 12345,
     tokenize: str | None = None,
@@ -234,13 +194,10 @@ def compare_runs(
 
     Args:
         baseline, system (sequence of sequences of `str`): For each run its translations; both have the same seeds.
-        references (sequence of `str`, or of such sequences): One reference set or several.
-        samples (`int`, *optional*, defaults to 1000): Random exchanges; the p-value is at least 1 / (samples + 1).
-        seed (`int`, *optional*, defaults to 12345): Seed of the exchanges.
-        tokenize (`str`, *optional*): sacrebleu's tokenizer; `None`: `13a`.
+        references, samples, seed, tokenize: As in [`compare_systems`]; the p-value is at least 1 / (samples + 1).
 
     Raises:
-        ValueError: The systems have no runs or different numbers of runs, or lengths differ.
+        UserError: The systems have no runs or different numbers of runs, or lengths differ.
     """
     samples = check_value("samples", samples, int, Range(least=1))
     if not baseline or len(baseline) != len(system):
