@@ -149,15 +149,6 @@ def test_a_command_runs_its_code_only_when_asked(folder, tmp_path, other_python)
     assert len((tmp_path / "output.txt").read_text().splitlines()) == 1
 
 
-PLAIN = """
-from recnmt_hf import NMTTransformerForConditionalGeneration
-
-
-class Own(NMTTransformerForConditionalGeneration):
-    pass
-"""
-
-
 def test_a_recipe_is_read_without_an_import(tmp_path, monkeypatch):
     (tmp_path / "explosive.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)

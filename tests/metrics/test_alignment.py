@@ -1,7 +1,5 @@
 """Word alignments: formats, error rate, sub-words to words, and the way from a saved model to links and a picture."""
 
-from pathlib import Path
-
 import evaluate
 import numpy as np
 import pytest
@@ -16,12 +14,10 @@ from user_errors import rejects
 from recnmt_hf import AlignmentErrorRate, RNMTConfig, RNMTForConditionalGeneration, Translator, train_tokenizer
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.alignments import words_of_tokens
-from recnmt_hf.data.text import read_lines
 from recnmt_hf.inference.word_alignment import align_pairs
 from recnmt_hf.metrics.alignment import alignment_error_rate, format_links, parse_links
 
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 PAIRS = [("The dog sleeps .", "Der Hund schläft ."), ("The old teacher sees the cat , and sings .", "Er singt .")]
 
 
@@ -84,29 +80,6 @@ def test_metric_of_evaluate():
         metric.compute(predictions=["1-1", "1-1"], references=["1-1", "0-1"], one_based=True)
     with rejects(field="prediction 1"):
         metric.compute(predictions=["1:1"], references=["1-1"])
-
-
-@pytest.mark.parametrize(
-    ("name", "languages", "sure", "possible"),
-    [
-        ("alignment_zhen/dev450", ("zh", "en"), 10769, 194),
-        ("alignment_enfr/hansards447", ("en", "fr"), 4038, 13400),
-        ("alignment_roen/wpt03_248", ("ro", "en"), 6198, 0),
-    ],
-)
-def test_gold_sets(name, languages, sure, possible):
-    """Hand-made alignments: links lie within the sentences; saying all sure links is right, one more word is not."""
-    path = DATA / f"{name}.align.gz"
-    if not path.is_file():
-        pytest.skip("the gold alignments are not on this machine")
-    gold = [parse_links(line) for line in read_lines(path)]
-    sides = [[line.split() for line in read_lines(DATA / f"{name}.{side}.gz")] for side in languages]
-    for links, words, translated in zip(gold, *sides, strict=True):
-        assert all(i < len(words) and j < len(translated) for i, j in links.possible)
-    score = alignment_error_rate([each.sure for each in gold], gold)
-    assert score.aer == 0 and score.sure == sure and score.possible - score.sure == possible
-    diagonal = [{(i, i) for i in range(min(len(a), len(b)))} for a, b in zip(*sides, strict=True)]
-    assert 0.3 < alignment_error_rate(diagonal, gold).aer < 0.9
 
 
 # -- tokens and words --
