@@ -47,7 +47,7 @@ from recnmt_hf.inference.devices import keep_freed_memory
 from recnmt_hf.training.checkpoints import MANIFEST, discard, mark_complete, newest_intact_checkpoint, numbered_in
 from recnmt_hf.training.evidence import sum_of_lines
 from recnmt_hf.training.output_folder import FINAL, RECIPE, REPLACED, locked, replace_folder
-from recnmt_hf.training.processes import Processes, logger, progress_bars_on_terminals, settings_of_one_run
+from recnmt_hf.training.processes import Processes, logger, settings_of_one_run
 
 
 RESULTS = "logic.json"
@@ -203,7 +203,6 @@ def train_logic(recipe: LogicRecipe, output: str | Path, overwrite: bool = False
         keep_freed_memory()
     processes = Processes(on_cpu)
     with ExitStack() as stack:
-        stack.enter_context(progress_bars_on_terminals(processes.is_main))
         training, validation, tests = load_logic(recipe)
         checksum = sum_of_lines(" ".join(pair) for pairs in (training, validation, *tests) for pair in pairs)
         contents = {

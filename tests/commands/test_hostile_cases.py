@@ -333,7 +333,7 @@ def test_every_error_is_one_sentence(monkeypatch, capfd, error, code, sentence):
 @pytest.mark.parametrize(
     "words, patched",
     [
-        ("average model TWIN -o OUT", "shutil.copy2"),
+        ("average model TWIN -o OUT", "recnmt_hf.training.checkpoints.shutil.copytree"),
         ("average model TWIN -o OUT", "recnmt_hf.training.checkpoints.save_file"),
         ("corpus OUT --train 5 --validation 1 --test 1 --test-deep 1", "recnmt_hf.data.files.os.replace"),
     ],

@@ -74,7 +74,6 @@ def test_fields_without_effect_are_refused(name):
 
 # Content of a recipe, and field of its error: contradictions, places, and YAML.
 TABLE = """
-model: {fields: {encoder_layers: 1000000000}}  |  model.fields.encoder_layers
 data: {target_lang: ../de}  |  data.target_lang
 data: {train: []}  |  data.train
 data: {train: [{tvs: a}]}  |  data.train[0].tvs
@@ -236,6 +235,8 @@ BEFORE = {
     "preset": ({"model": {"preset": "huge"}}, "model.preset"),
     "field": ({"model": {"fields": {"d_modle": 3}}}, "model.fields.d_modle"),
     "heads": ({"model": {"fields": {"encoder_attention_heads": 7}}}, "model.fields.encoder_attention_heads"),
+    "type": ({"model": {"type": "rnnmt"}}, "model.type"),
+    "layers": ({"model": {"fields": {"encoder_layers": 10**9}}}, "model.fields.encoder_layers"),
     "wide": ({"model": {"preset": "big", "fields": {"d_model": 2**20, "encoder_layers": 900}}}, "model"),
     "positions": ({"model": {"fields": {"max_position_embeddings": 128}}}, "data.max_source_length"),
     "training file": ({"data": {"train": [{"source": "none.en", "target": "none.de"}]}}, None),

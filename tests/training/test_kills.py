@@ -256,7 +256,6 @@ def test_killed_at_every_file_operation(tmp_path):
     shutil.copytree(tmp_path / "run", again)
     (again / "checkpoint-3" / "complete.json").rename(again / "checkpoint-3" / "complete.json.partial")
     (again / "model.partial").mkdir()
-    (again / ".results.json.abc.partial").write_text("{")
     killed_everywhere(plan, again, tmp_path / "run", tmp_path / "killed", resume=True)
 
 
@@ -290,7 +289,7 @@ def test_killed_average(tmp_path):
     expected = Snapshots(place).look()[0]
     assert len(snapshots.states) > 20
     for what, tree in snapshots.states:
-        assert "mean" not in tree or tree == expected, what
+        assert {name: content for name, content in tree.items() if name.startswith("mean")} in ({}, expected), what
         if "mean" not in tree:
             average_checkpoints(chosen, restore(tree, tmp_path / "again") / "mean")
             assert Snapshots(tmp_path / "again").look()[0] == expected, what
@@ -323,7 +322,7 @@ def disk_full_at(part):
         ("checkpoint-1", None),
         ("checkpoint-2/trainer_state", "checkpoint-1"),
         ("checkpoint-2/complete.json", "checkpoint-1"),
-        (".model.partial", "checkpoint-2"),
+        ("model.partial", "checkpoint-2"),
         ("results.json", "checkpoint-2"),
     ],
 )

@@ -1,6 +1,7 @@
 """What a run says of its test sets besides the score: sentences seen in training, length, suspicious output."""
 
 from recnmt_hf.training.evidence import Evidence
+from recnmt_hf.training.finishing import seen_in_training
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
 
@@ -30,3 +31,9 @@ def test_sentences_of_the_training_text_are_counted(tmp_path, corpus, caplog):
     (score,) = evidence.tests
     assert score.seen == 2 and set(score.clean_scores) == {"bleu"} and score.length_ratio is not None
     assert any("eval_length_ratio" in row for row in evidence.curve)
+
+
+def test_case_punctuation_and_spaces_do_not_count():
+    training = ["The dog sleeps.", "Ein Hund!", "", "we see  the cat"]
+    sentences = ["the dog sleeps", "A dog.", "The dog -- sleeps!", "We see the cat.", "..."]
+    assert seen_in_training(training, sentences) == {"the dog sleeps", "we see the cat"}

@@ -115,7 +115,7 @@ def test_killed_at_every_file_operation_of_both_stages(tmp_path):
 def test_a_finished_run_in_two_stages_is_resumed_without_either(finished, run, capsys):
     train(staged(finished), run, resume=True)
     messages = capsys.readouterr().err
-    assert "checkpoint-4 has all 4 steps already" in messages and "NMTTransformer" not in messages
+    assert "The run ended with checkpoint-4." in messages and "NMTTransformer" not in messages
     end_like(run, finished / "run", "resumed")
 
 

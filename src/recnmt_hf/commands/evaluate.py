@@ -61,7 +61,7 @@ def run_test(args: argparse.Namespace) -> None:
     from ..data.corpora import load_test_set
     from ..hub.checked_copy import model_folder
     from ..metrics.bleu import bleu_tokenizer
-    from ..training.evidence import Evidence, about_model, without_private
+    from ..training.evidence import Evidence, without_private
     from ..training.metrics import TextScorer
     from ..training.recipe import name_of_test
     from ..training.testing import add_score, compare_with_baseline, test_model, tune_length_penalty
@@ -118,8 +118,9 @@ def run_test(args: argparse.Namespace) -> None:
             summary += f"; {args.baseline} {baseline_scores}, p = {score.p_value:.4f} ({score.test})"
         with Evidence.changing(folder) as evidence:
             # A model that `recnmt train` did not train lacks these.
-            if not evidence.model and hasattr(translator.model, "num_parameters"):
-                evidence.model = about_model(translator.model.config, translator.model.num_parameters())
+            model = translator.model
+            if not evidence.model and hasattr(model, "num_parameters"):
+                evidence.model = {"type": model.config.model_type, "parameters": model.num_parameters()}
             if not evidence.languages and args.source_lang and args.target_lang:
                 evidence.languages = [args.source_lang, args.target_lang]
             evidence.example = evidence.example or str(next(iter(sets.values()))[0][0])

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from ..errors import UserError
-from .arguments import PICTURE_HELP, Parser, add_recipe_arguments, note, refuse_duplicates, whole
+from .arguments import PICTURE_HELP, Parser, add_recipe_arguments, refuse_duplicates, whole
 
 
 def add_train(parser: Parser) -> None:
@@ -68,7 +68,6 @@ def add_average(parser: Parser) -> None:
 
 
 def run_average(args: argparse.Namespace) -> None:
-    from ..data.files import open_output_folder
     from ..training.checkpoints import average_checkpoints, choose_checkpoints
 
     refuse_duplicates(args.inputs, "inputs")
@@ -78,10 +77,9 @@ def run_average(args: argparse.Namespace) -> None:
         raise UserError(f"The output {args.output} has the name of a checkpoint.", field=args.output)
     if len(folders) == 1 and not list(folders[0].glob("*.safetensors")):
         better = False if args.lower_is_better else None
-        folders = choose_checkpoints(folders[0], args.count, args.which, args.metric, better, note)
+        folders = choose_checkpoints(folders[0], args.count, args.which, args.metric, better)
     for folder in folders:
         if output.is_relative_to(folder.resolve()):
             raise UserError(f"The output {args.output} is inside {folder}, which is averaged.", field=args.output)
-    with open_output_folder(args.output, must_be_new=True) as working:
-        average_checkpoints(folders, working)
+    average_checkpoints(folders, args.output)
     print(f"{args.output}: the average of {', '.join(map(str, folders))}")

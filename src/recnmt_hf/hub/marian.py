@@ -16,7 +16,7 @@ from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair, stamp_tokeniz
 from ..inference.loading import check_loading, silence_loading_report
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
-from ..training.evidence import Evidence, about_model
+from ..training.evidence import Evidence
 from .checked_copy import check_fields, load_checked
 
 
@@ -111,7 +111,7 @@ def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
         model.save_pretrained(working)
         languages = [getattr(tokenizer, name, None) for name in ("source_lang", "target_lang")]
         Evidence(
-            model=about_model(model.config, model.num_parameters()),
+            model={"type": model.config.model_type, "parameters": model.num_parameters()},
             languages=[str(language) for language in languages] if all(languages) else [],
             base_model=None if looks_local(str(source)) else str(source),
         ).save(working)

@@ -23,7 +23,7 @@ from ..inference.backends.torch_model import check_weights
 from ..inference.model_settings import start_id
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
-from ..training.evidence import Evidence, about_model
+from ..training.evidence import Evidence
 from ..training.processes import logger
 from .checked_copy import load_checked
 from .marian import save_tokenizers
@@ -98,7 +98,8 @@ def import_marian_file(
         stamp_tokenizers(model.config, *tokenizers)
         tokenizers.check(model)
         model.save_pretrained(working)
-        Evidence(model=about_model(model.config, model.num_parameters())).save(working)
+        about = {"type": model.config.model_type, "parameters": model.num_parameters()}
+        Evidence(model=about).save(working)
     if file.is_quantized:
         logger.info(
             f"{path} has 8-bit weights, which were converted to float32. Marian also quantizes activations, so that "

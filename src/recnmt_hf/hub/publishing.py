@@ -140,7 +140,7 @@ def recipe_of(folder: Path, evidence: Evidence) -> str | None:
         if place.is_file() and not place.is_symlink():
             try:
                 recipe = Recipe.from_file(place)
-                if without_private(differences(recipe)) == evidence.recipe:
+                if without_private(differences(recipe.to_dict())) == evidence.recipe:
                     return dump_yaml(without_private(recipe.to_dict()))
                 reason = f"{EVIDENCE} of the model does not record it"
             except UserError as error:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pkgutil
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 from transformers import (
     CONFIG_MAPPING,
@@ -28,11 +29,10 @@ from ..options import Range, check_content, check_options, check_value, document
 from .processes import logger
 
 
-ModelOrArchitecture = TypeVar("ModelOrArchitecture", "ModelSection", "Architecture")
 CLASS_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)[.:]([^\W\d]\w*)")
 EXAMPLE = "package.module:ClassForConditionalGeneration"
-# Larger numbers are typing errors; they are rejected before memory is allocated.
-MOST_LAYERS, MOST_SIZE = 1000, 10**7
+# Larger sizes are typing errors; they are rejected before memory is allocated.
+MOST_SIZE = 10**7
 
 
 @documented
@@ -57,13 +57,7 @@ class ModelSection:
 
     def __post_init__(self) -> None:
         check_options(self)
-        check_model_type(self.type, "type")
         check_content(self.fields, "fields")
-        for name, value in self.fields.items():
-            for size in value if isinstance(value, list) else [value]:
-                if type(size) is int:
-                    most = MOST_LAYERS if name.endswith("_layers") else MOST_SIZE
-                    check_value(f"fields.{name}", size, int, Range(most=most))
         if self.init_from is not None:
             self.init_from = folder_of_model(self.init_from)
 
@@ -82,22 +76,12 @@ class Architecture:
         return f"{self.type} ({self.preset}{changed})"
 
 
-def is_registered(name: str) -> bool:
-    """Return whether a name is the `model_type` of a configuration that recipes can build."""
-    return name in MODEL_TYPES or (name in CONFIG_MAPPING and issubclass(CONFIG_MAPPING[name], Seq2SeqConfig))
-
-
-def check_model_type(name: str, field: str = "model.type") -> None:
-    """Check that `model.type` is registered, or has the form of a class path. Nothing is imported."""
-    if not is_registered(name) and not CLASS_PATH.fullmatch(name):
-        check_value(field, name, Literal[tuple(MODEL_TYPES)])
-
-
 def config_class_of(name: str) -> type[Seq2SeqConfig]:
     """Return the configuration class of `model.type`. A class path is imported and registered with the Auto classes."""
-    check_model_type(name)
-    if is_registered(name):
+    if name in CONFIG_MAPPING and issubclass(CONFIG_MAPPING[name], Seq2SeqConfig):
         return cast("type[Seq2SeqConfig]", CONFIG_MAPPING[name])
+    if not CLASS_PATH.fullmatch(name):
+        check_value("model.type", name, Literal[tuple(MODEL_TYPES)])
     try:
         model_class: Any = pkgutil.resolve_name(CLASS_PATH.sub(r"\1:\2", name))
     except (ImportError, AttributeError) as error:
@@ -119,7 +103,7 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
     return cast("type[Seq2SeqConfig]", config_class)
 
 
-def build_config(section: ModelSection | Architecture, **vocabulary: Any) -> Any:
+def build_config(section: Architecture, **vocabulary: Any) -> Any:
     """Build the configuration of a recipe's model; `vocabulary` has defaults from the tokenizers."""
     config_class = config_class_of(section.type)
     known = {field.name for field in fields(config_class)} | config_class.former_fields
@@ -131,9 +115,7 @@ def build_config(section: ModelSection | Architecture, **vocabulary: Any) -> Any
         raise error.inside("model.fields") from error
 
 
-def stage_configs(
-    section: ModelSection | Architecture, tokenizers: TokenizerPair, with_baseline: bool = False
-) -> list[Any]:
+def stage_configs(section: Architecture, tokenizers: TokenizerPair, with_baseline: bool = False) -> list[Any]:
     """Build the configurations of the stages for the tokenizers of a recipe's model."""
     source, target = tokenizers
     tokenizers.check_padding()
@@ -176,12 +158,11 @@ OF_PARTS = {
 }
 
 
-def with_fields_of(folder: str | Path, section: ModelOrArchitecture) -> ModelOrArchitecture:
+def with_fields_of(folder: str | Path, section: Architecture) -> Architecture:
     """Add the fields of a trained model that decide what its weights compute, unless the recipe states them."""
-    try:
-        trained: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError):
-        return section  # without a readable configuration
+    trained: Any = None
+    with suppress(OSError, ValueError):  # without a readable configuration
+        trained = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if not isinstance(trained, Seq2SeqConfig):
         return section
     own = build_config(section)

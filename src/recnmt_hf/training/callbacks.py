@@ -1,26 +1,99 @@
-"""Callbacks of the trainer: stages, annealing, means of outputs, moving average of the weights, time."""
+"""Parts of the trainer: batches as tensors, stages, annealing, means of outputs, moving average of weights, time."""
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import recursively_apply
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import EvalLoopOutput
 
+from ..data.alignments import collate_links
 from ..data.batching import TokenBatchSampler
+from ..data.languages import language_ids
+from ..data.tokenizer_pair import TokenizerPair
+from ..data.tree_inputs import TreeCollator
 from .processes import logger
 
 
 # File of a checkpoint with the weights that training continues from; its model.safetensors has the moving average.
 TRAINED = "trained_weights.pt"
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+class TranslationCollator(TreeCollator):
+    """
+    A collator that also makes the tensor of `links` ([`~recnmt_hf.data.alignments.collate_links`]), and the decoder's
+    input for models of transformers that do not make it themselves. Labels that end in one of the tokens `languages`
+    (of mBART, and of NLLB formerly) begin with it instead, as translations do.
+    """
+
+    languages: Collection[int] = ()
+
+    def __call__(self, features: Any, return_tensors: str | None = None) -> Any:
+        features = [dict(row) for row in features]
+        for row in features if self.languages else ():
+            if row["labels"][-1] in self.languages:
+                row["labels"] = [row["labels"][-1], *row["labels"][:-1]]
+                if "links" in row:  # source, target, source, target, ...
+                    row["links"] = [position + number % 2 for number, position in enumerate(row["links"])]
+        links = [row.pop("links") for row in features] if "links" in features[0] else None
+        batch = super().__call__(features, return_tensors)
+        if links is not None:
+            batch["links"] = collate_links(links, batch)
+        # The Trainer's label smoothing needs it, and M2M-100 has no method that makes it.
+        if self.model is not None and "labels" in batch and "decoder_input_ids" not in batch:
+            labels = batch["labels"]
+            start = labels.new_full((len(labels), 1), self.model.config.decoder_start_token_id)
+            shifted = torch.cat([start, labels[:, :-1]], dim=1)
+            batch["decoder_input_ids"] = shifted.masked_fill(shifted == -100, self.tokenizer.pad_token_id)
+        return batch
+
+
+def smooths_itself(model: torch.nn.Module | None) -> bool:
+    """Return whether a model shifts and smooths labels in its own loss."""
+    return bool(getattr(model, "computes_smoothed_loss", False))
+
+
+def collator_of(tokenizers: TokenizerPair, model: Any) -> TranslationCollator:
+    """Return a collator that pads on the right, as shifting labels to the right requires."""
+    tokenizer, target = tokenizers
+    if tokenizer.padding_side != "right":
+        tokenizer = copy.deepcopy(tokenizer)
+        tokenizer.padding_side = "right"
+    collator = TranslationCollator(tokenizer, None if smooths_itself(model) else model)
+    languages = language_ids(target).values()
+    start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
+    if start is not None and start not in languages:  # else the decoder begins with the last token of the labels
+        collator.languages = frozenset(languages)
+    return collator
+
+
+def in_order_of_data(output: EvalLoopOutput, batches: Iterable[list[int]]) -> EvalLoopOutput:
+    """Sort predictions and labels, made in batches of similar lengths, by the rows of their dataset."""
+    order = np.argsort(list(chain.from_iterable(batches)))
+    predictions, labels = recursively_apply(
+        lambda values: values[order] if len(values) == len(order) else values,  # else one value for each batch
+        (output.predictions, output.label_ids),
+        test_type=lambda value: isinstance(value, np.ndarray),
+    )
+    return output._replace(predictions=predictions, label_ids=labels)
+
+
+# -- callbacks ---------------------------------------------------------------------------------------------------------
 
 
 class RunCallback(TrainerCallback):
@@ -42,7 +115,6 @@ class RunCallback(TrainerCallback):
 
     def on_epoch_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         sampler = self.trainer.train_sampler  # accelerate's wrappers do not pass the epoch on
-        assert sampler is not None
         epoch, steps = divmod(state.global_step, self.trainer.updates_of(sampler))
         sampler.set_epoch(epoch)
         if self.trainer.resegmented is not None:
@@ -124,13 +196,9 @@ class MovingAverage(TrainerCallback):
         """Return the model's present weights, without copying them."""
         return [parameter.detach() for parameter in self.model.parameters()]
 
-    def start(self) -> None:
-        """Start an average of the model's present weights."""
-        self.average = [weight.clone() for weight in self.weights()]
-
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.average is None:
-            self.start()
+            self.average = [weight.clone() for weight in self.weights()]
         else:
             self.update(self.average, self.weights(), None)
 
@@ -138,18 +206,23 @@ class MovingAverage(TrainerCallback):
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self.average = None  # the Trainer gave the model an earlier average
 
+    def assign(self, values: Iterable[torch.Tensor]) -> None:
+        """Give the model these weights."""
+        for weight, value in zip(self.weights(), values, strict=True):
+            weight.copy_(value)
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Give the model the average's weights in a context."""
         if self.average is None:  # before the first update
             yield
             return
-        before = [weight.clone() for weight in self.weights()]
+        trained = [weight.clone() for weight in self.weights()]
         try:
-            copy_values(self.weights(), self.average)
+            self.assign(self.average)
             yield
         finally:
-            copy_values(self.weights(), before)
+            self.assign(trained)
 
     def save_trained(self, folder: Path) -> None:
         """Write the weights that are trained into a checkpoint."""
@@ -157,37 +230,20 @@ class MovingAverage(TrainerCallback):
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint whose average the model has already."""
-        self.start()
+        self.average = [weight.clone() for weight in self.weights()]
         trained = torch.load(folder / TRAINED, map_location="cpu", weights_only=True)
-        own = dict(self.model.named_parameters())
-        copy_values(list(own.values()), [trained[name] for name in own])
-
-
-@torch.no_grad()
-def copy_values(to: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Copy values into parameters."""
-    for parameter, value in zip(to, values, strict=True):
-        parameter.copy_(value)
+        self.assign(trained[name] for name, _ in self.model.named_parameters())
 
 
 class Stopwatch(TrainerCallback, ExportableState):
-    """
-    Callback that measures the duration of training with evaluations, which checkpoints save for resumed runs, and adds
-    the estimated time until the last step to printed logs, but not to the history.
-    """
+    """Callback that measures the duration of training with evaluations, which checkpoints save for resumed runs."""
 
     def __init__(self) -> None:
         self.before = 0.0
         self.started: float | None = None
-        self.first_step = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self.started, self.first_step = time.monotonic(), state.global_step
-
-    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
-        if self.started is not None and "loss" in logs and (steps := state.global_step - self.first_step) > 0:
-            seconds = (time.monotonic() - self.started) / steps * (state.max_steps - state.global_step)
-            logs["time_left"] = str(timedelta(seconds=round(seconds)))
+        self.started = time.monotonic()
 
     def state(self) -> dict[str, Any]:
         passed = 0.0 if self.started is None else time.monotonic() - self.started

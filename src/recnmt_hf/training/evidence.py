@@ -16,22 +16,19 @@ from statistics import mean
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
 
 from .. import __version__
 from .._bounded_reading import read_small_text
 from .._loading_errors import folder_of_model, shorten
 from ..data.files import locked_file, open_output
 from ..errors import UserError
-from ..inference.model_settings import EVIDENCE
+from ..inference.model_settings import EVIDENCE as EVIDENCE
 from ..inference.options import DecodingOptions
 from ..models.user_errors import masked
 from ..options import check_options, check_value
-from .checkpoints import TRANSLATIONS
+from .checkpoints import TRANSLATIONS as TRANSLATIONS
 from .recipe import TRAINING_DEFAULTS, Recipe
 
-
-__all__ = ["EVIDENCE", "TRANSLATIONS", "Evidence", "TestScore", "about_model", "without_private"]
 
 FORMAT = 1
 # Libraries on which figures depend.
@@ -112,26 +109,20 @@ class Evidence:
         if not path.is_file():
             return cls()
         try:
-            content = json.loads(read_small_text(path))
+            content = dict(json.loads(read_small_text(path)))
             json.dumps(content, ensure_ascii=False).encode()  # fails for half a surrogate pair, which no file can hold
-            known = {entry.name for entry in fields(cls)}
-            content = {name: value for name, value in content.items() if name in known}
-            tests = [TestScore(**test) for test in content.pop("tests", [])]
-            evidence = cls(**content, tests=tests)
-            evidence.check()
+            known = {entry.name: content[entry.name] for entry in fields(cls) if entry.name in content}
+            evidence = cls(**{**known, "tests": [TestScore(**test) for test in known.get("tests", [])]})
+            check_options(evidence)
+            for number, row in enumerate(evidence.curve):
+                check_value(f"curve[{number}].step", row.get("step"), int)
+            for number, score in enumerate(evidence.tests):
+                check_options(score, f"tests[{number}].")
+                DecodingOptions(**score.decoding)
             asdict(evidence)  # fails if it is nested too deeply to be saved
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{path} is not valid evidence of a model ({shorten(str(error))}).", field=path) from error
         return evidence
-
-    def check(self) -> None:
-        """Raise `UserError` for a value of the wrong type."""
-        check_options(self)
-        for number, row in enumerate(self.curve):
-            check_value(f"curve[{number}].step", row.get("step"), int)
-        for number, test in enumerate(self.tests):
-            check_options(test, f"tests[{number}].")
-            DecodingOptions(**test.decoding)
 
     def save(self, folder: str | Path) -> None:
         """Write the evidence into a model's folder."""
@@ -154,11 +145,6 @@ class Evidence:
         self.tests = [test for test in self.tests if test.name != score.name] + [score]
 
 
-def about_model(config: PreTrainedConfig, parameters: int) -> dict[str, Any]:
-    """Return the field `model` of [`Evidence`], without preset, from the number of `parameters` and `config`."""
-    return {"type": config.model_type, "parameters": parameters}
-
-
 def curve_of(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return loss, means of outputs and validation by step, a row for each step that logged any."""
     rows: dict[int, dict[str, Any]] = {}
@@ -175,16 +161,13 @@ def curve_of(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [rows[step] for step in sorted(rows)]
 
 
-def differences(recipe: Recipe | Mapping[str, Any]) -> dict[str, Any]:
+def differences(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a recipe that are not the default, and always languages, data, preset, steps, seed."""
-    settings = recipe.to_dict() if isinstance(recipe, Recipe) else recipe
     always = {"type", "preset", "train", "validation", "source_lang", "target_lang", "seed", "max_steps"}
     defaults = {**Recipe().to_dict(), "training": TRAINING_DEFAULTS}
     changed = {
         section: {
-            name: value
-            for name, value in values.items()
-            if name in always or defaults[section].get(name, None) != value
+            name: value for name, value in values.items() if name in always or defaults[section].get(name) != value
         }
         for section, values in settings.items()
     }
@@ -223,16 +206,11 @@ def versions() -> dict[str, str]:
 
 def hardware(device: torch.device) -> str:
     """Describe the hardware."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
     if device.type != "cpu":
-        return device.type
-    name = platform.processor()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    threads = torch.get_num_threads()
-    return f"CPU ({name or platform.machine()}, {threads} thread{'s' * (threads > 1)})"
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    cpus, threads = Path("/proc/cpuinfo"), torch.get_num_threads()
+    name = re.search(r"(?m)^model name\s*:\s*(.+)$", cpus.read_text(encoding="utf-8")) if cpus.is_file() else None
+    return f"CPU ({name[1] if name else platform.machine()}, {threads} thread{'s' * (threads > 1)})"
 
 
 def sum_of_lines(lines: Iterable[str]) -> str:

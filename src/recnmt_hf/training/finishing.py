@@ -1,13 +1,14 @@
-"""The end of a run: averaging checkpoints, recomputing batch norms, testing."""
+"""The end of a run: averaging checkpoints, recomputing batch norms, evidence, testing."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import fields
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from .._loading_errors import looks_local
 from .._plain_text import is_blank
 from ..data.corpora import load_pairs, load_test_set
-from ..data.files import open_output
+from ..data.files import open_output, remove
 from ..data.sharded import ShardedDataset
 from ..data.text import write_lines
 from ..errors import UserError
@@ -25,10 +26,9 @@ from ..inference.loading import load_model
 from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
 from ..options import stated
-from .callbacks import Stopwatch
 from .checkpoints import average_checkpoints, checkpoints_in, choose_checkpoints, state_of, steps_of
-from .evidence import Evidence, about_model, average_of, curve_of, differences, hardware, versions, without_private
-from .output_folder import FINAL, REPLACED, RESULTS, replace_folder
+from .evidence import Evidence, average_of, curve_of, differences, hardware, versions, without_private
+from .output_folder import FINAL, PARTIAL_FINAL, RESULTS
 from .plan import Plan
 from .processes import logger
 from .recipe import AVERAGE
@@ -43,28 +43,26 @@ NORM_BATCHES = 200
 def finish(plan: Plan, trainer: TranslationTrainer) -> None:
     """Average checkpoints into the final model, unless an earlier process did, and test it."""
     output_dir, arguments = plan.output_dir, plan.arguments
-    metric = f"eval_{(arguments.metric_for_best_model or 'loss').removeprefix('eval_')}"
-    is_better = arguments.greater_is_better is not False
-    chosen = choose_checkpoints(
-        output_dir, plan.average, "best" if plan.average_best else "last", metric, is_better, logger.info
-    )
+    metric, is_better = arguments.metric_for_best_model or "loss", arguments.greater_is_better is not False
+    chosen = choose_checkpoints(output_dir, plan.average, "best" if plan.average_best else "last", metric, is_better)
     names = [folder.name for folder in chosen]
     logger.info(f"Final model: the average of {', '.join(names)}.")
     if len(chosen) < plan.average:
         logger.info(f"The run has fewer checkpoints than average.count={plan.average}.")
-    final, working = output_dir / FINAL, output_dir / f"{FINAL}.partial"
+    final, working = output_dir / FINAL, output_dir / PARTIAL_FINAL
+    remove(working)
     is_resumed = trainer.state.global_step == trainer.steps_before  # without a step
     if is_resumed and is_average(final, names, steps_of(checkpoints_in(output_dir)[-1][1])):
         with Evidence.changing(final) as evidence:  # its speed and other scores stay
             evidence.recipe = without_private(differences(plan.settings))
     else:
-        shutil.rmtree(working, ignore_errors=True)
         average_checkpoints(chosen, working)
         if len(chosen) > 1:
             refresh_norms(working, trainer)
         evidence_of_run(plan, trainer, names).save(working)
-        (output_dir / RESULTS).unlink(missing_ok=True)  # of an earlier model
-        replace_folder(working, final, output_dir / REPLACED)
+        remove(output_dir / RESULTS)  # of an earlier model
+        remove(final)
+        os.replace(working, final)
     if plan.tests:
         results = {**test(plan, final), "averaged": names}
         with open_output(output_dir / RESULTS) as file:
@@ -84,8 +82,8 @@ def is_average(folder: Path, names: list[str], steps: int) -> bool:
 def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]) -> Evidence:
     """Return the evidence of a finished run, without scores."""
     newest = checkpoints_in(plan.output_dir)[-1][1]  # a resumed run without steps has no log of its own
-    state, tokenizers, data = state_of(newest), trainer.tokenizers, trainer.train_dataset
-    stopwatch = state.get("stateful_callbacks", {}).get(Stopwatch.__name__, {}).get("attributes", {})
+    state, model, tokenizers, data = state_of(newest), trainer.model, trainer.tokenizers, trainer.train_dataset
+    duration = state.get("stateful_callbacks", {}).get("Stopwatch", {}).get("attributes", {}).get("before")
     texts = sorted((text for text in trainer.eval_dataset["source"][:] if not is_blank(text)), key=len)
     start = plan.data.model.init_from
     # Mean time of a step of this process, evaluation included, and tokens of all processes in it.
@@ -93,21 +91,21 @@ def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]
     steps = trainer.state.global_step - trainer.steps_before
     seconds = round(runtimes[-1] / steps, 4) if runtimes and steps else None
     sampler = trainer.token_sampler(data, shuffle=True)
-    devices = trainer.accelerator.num_processes * trainer.args.gradient_accumulation_steps
-    counts: list[int] = []  # pairs that an epoch has from each corpus
+    tokens = sampler.tokens / len(sampler) * sampler.num_processes * trainer.args.gradient_accumulation_steps
+    sizes: dict[str, Any] = {"training_pairs": len(data), "validation_pairs": len(trainer.eval_dataset)}
     if isinstance(data, ShardedDataset):
-        counts = sampler.drawn_pairs()
+        sizes |= {"pairs_of_corpora": counts} if len(counts := sampler.drawn_pairs()) > 1 else {}  # in an epoch
     elif "corpus" in data.column_names:
-        counts = np.bincount(data["corpus"][:]).tolist()
+        sizes["pairs_of_corpora"] = np.bincount(data["corpus"][:]).tolist()
     return Evidence(
-        model={**about_model(trainer.model.config, trainer.model.num_parameters()), "preset": plan.data.model.preset},
+        model={
+            "type": model.config.model_type,
+            "parameters": model.num_parameters(),
+            "preset": plan.data.model.preset,
+        },
         languages=[plan.data.source_lang, plan.data.target_lang],
         recipe=differences(plan.settings),
-        data={
-            "training_pairs": len(data),
-            "validation_pairs": len(trainer.eval_dataset),
-            **({"pairs_of_corpora": counts} if len(counts) > 1 else {}),
-        },
+        data=sizes,
         tokenizer={
             "kind": "given" if start or plan.data.tokenizers else plan.data.vocabularies[0]["kind"],
             "source_symbols": len(tokenizers.source),
@@ -117,8 +115,8 @@ def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]
         training={
             "steps": steps_of(newest),
             "seconds_per_step": seconds,
-            "tokens_per_second": round(sampler.tokens / len(sampler) * devices / seconds, 1) if seconds else None,
-            "seconds": round(stopwatch["before"]) if "before" in stopwatch else None,
+            "tokens_per_second": round(tokens / seconds, 1) if seconds else None,
+            "seconds": None if duration is None else round(duration),
             "processes": trainer.args.world_size,
             "hardware": hardware(trainer.args.device),
             "dtype": {"bf16": "bfloat16", "fp16": "float16"}.get(trainer.args.precision, "float32"),
@@ -167,33 +165,30 @@ def test(plan: Plan, folder: Path) -> dict[str, Any]:
     decoding = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in TEXT_OPTIONS}
     results: dict[str, Any] = {"decoding": decoding}
     sets = {test_set.name: load_test_set(test_set.corpora, *languages, on_empty) for test_set in plan.tests}
-    sentences = {name: list(map(str, sources)) for name, (sources, _) in sets.items()}
-    try:
-        overlap = rows_in_training(
-            (str(pair.source) for pair in load_pairs(plan.data.train, *languages, on_empty)), sentences
-        )
-    except (OSError, UserError):  # the text of prepared data may be elsewhere
-        overlap = {}
+    seen: set[str] | None = None
+    with suppress(OSError, UserError):  # the text of prepared data may be elsewhere
+        pairs = load_pairs(plan.data.train, *languages, on_empty)
+        seen = seen_in_training((str(pair.source) for pair in pairs), chain(*(sources for sources, _ in sets.values())))
     for test_set in plan.tests:
-        name, corpora = test_set.name, test_set.corpora
-        sources, references = sets[name]
-        dataset = [stated(corpus) for corpus in corpora]
+        name, (sources, references) = test_set.name, sets[test_set.name]
         rows: list[Any] = []  # tag and languages of each segment
-        for corpus in corpora:
+        for corpus in test_set.corpora:
             codes = tuple(corpus.language_columns(*languages, translator.tokenizers).values())
             rows += [(corpus.target_tag or "", codes) for _ in corpus.rows(*languages, on_empty, references=True)]
-        segments = sources, references, languages[1], options
-        tested = test_model(translator, name, *segments, test_set.scorer, dataset, *zip(*rows, strict=True))
-        score, texts, line = tested
+        segments = sources, references, languages[1], options, test_set.scorer, map(stated, test_set.corpora)
+        score, texts, line = test_model(translator, name, *segments, *zip(*rows, strict=True))
         write_lines(folder.parent / f"{FINAL}-{name}.{languages[1]}", texts)
         logger.info(line)
-        score.seen = len(overlap[name]) if name in overlap else None
-        if clean := sorted(set(range(len(texts))).difference(overlap[name])) if score.seen else []:
-            streams = [[stream[row] for row in clean] for stream in references]
-            own = test_set.scorer.scores([texts[row] for row in clean], streams)
-            score.clean_scores = {kind: one.score for kind, one in own.items()}
-            shown = ", ".join(f"{kind} {value:.2f}" for kind, value in score.clean_scores.items())
-            logger.warning(f"Warning: {name}: {score.seen} sentences are in the training text; without them {shown}.")
+        if seen is not None:
+            clean = [row for row, source in enumerate(sources) if folded(source) not in seen]
+            score.seen = len(sources) - len(clean)
+            if clean and score.seen:
+                streams = [[stream[row] for row in clean] for stream in references]
+                own = test_set.scorer.scores([texts[row] for row in clean], streams)
+                score.clean_scores = {kind: one.score for kind, one in own.items()}
+                shown = ", ".join(f"{kind} {value:.2f}" for kind, value in score.clean_scores.items())
+                shown = f"{score.seen} sentences are in the training text; without them {shown}"
+                logger.warning(f"Warning: {name}: {shown}.")
         results[name] = {**score.scores, "signature": score.signature, "sentences": len(sources)}
         with Evidence.changing(folder) as evidence:
             add_score(evidence, folder, score, texts)
@@ -203,20 +198,12 @@ def test(plan: Plan, folder: Path) -> dict[str, Any]:
     return results
 
 
-def folded(text: str) -> str:
+def folded(text: Any) -> str:
     """Return a text without case, punctuation and spacing."""
-    return re.sub(r"[\W_]+", " ", text.casefold()).strip()
+    return re.sub(r"[\W_]+", " ", str(text).casefold()).strip()
 
 
-def rows_in_training(training: Iterable[str], sets: Mapping[str, Sequence[str]]) -> dict[str, list[int]]:
-    """
-    Return for each set of sentences the rows, counted from 0, that occur in the training text. Case, punctuation and
-    spacing do not count.
-    """
-    rows: dict[str, list[tuple[str, int]]] = {}
-    for name, sentences in sets.items():
-        for row, sentence in enumerate(sentences):
-            rows.setdefault(folded(sentence), []).append((name, row))
-    rows.pop("", None)
-    seen = {text for text in map(folded, training) if text in rows}
-    return {name: sorted(row for text in seen for other, row in rows[text] if other == name) for name in sets}
+def seen_in_training(training: Iterable[str], sentences: Iterable[Any]) -> set[str]:
+    """Return the sentences, [`folded`], that also occur in the training text."""
+    wanted = set(map(folded, sentences)) - {""}
+    return {text for text in map(folded, training) if text in wanted}

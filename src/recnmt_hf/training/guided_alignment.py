@@ -5,7 +5,7 @@ the cross-attention is trained to link target to source tokens as given word ali
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -15,7 +15,6 @@ from torch import nn
 from ..errors import UserError
 from ..models.seq2seq_loss import divisor
 from ..options import Range, check_options, check_value, documented, option
-from .arguments import TranslationTrainingArguments
 
 
 # Added to the attention weights, as Marian does: its logarithm bounds the loss of a link that the model misses.
@@ -47,33 +46,13 @@ class GuidedAlignment:
         check_value("guided_alignment.head", self.head, int, Range(least=0, most=heads - 1))
         return layer, self.head
 
-    def record(self, config: Any) -> None:
-        """Write the head into a configuration that has the field `alignment_head`, for word alignment."""
-        if "alignment_head" in {entry.name for entry in fields(config)}:
-            config.alignment_head = list(self.place(config))
-
-
-def check_checkpointing(arguments: TranslationTrainingArguments) -> None:
-    """Raise `UserError` for reentrant gradient checkpointing, which lets no gradient into attention weights."""
-    settings: Any = arguments.gradient_checkpointing_kwargs or {}
-    if arguments.gradient_checkpointing and settings.get("use_reentrant"):
-        field = "training.gradient_checkpointing_kwargs"
-        raise UserError(f"{field}: guided_alignment requires use_reentrant: false.", field=field)
-
-
-def guided_alignment_loss(weights: torch.Tensor, links: torch.Tensor) -> torch.Tensor:
-    """
-    Sum `-p(i|j) log(a_ij + 1e-6)` over links p and attention weights a, both `(batch_size, target_length,
-    source_length)`; p is zero where there is no link.
-    """
-    return -(links * torch.log(weights + EPSILON)).sum()
-
 
 class AlignmentGuide:
     """
-    Adds the loss of guided alignment to that of a model in training, whose inputs then include `links` `(batch_size,
-    target_length, source_length)`, the probability p(i|j) of each source token i for a target token j. The loss is
-    divided like the model's own ([`~recnmt_hf.models.seq2seq_loss.divisor`]).
+    Adds the loss `-p(i|j) log(a_ij + 1e-6)`, summed over links p and attention weights a, to that of a model in
+    training, whose inputs then include `links` `(batch_size, target_length, source_length)`, the probability p(i|j) of
+    each source token i for a target token j. The sum is divided like the model's own loss
+    ([`~recnmt_hf.models.seq2seq_loss.divisor`]).
 
     The model, a generating one of this package, gets hooks. The weights of the head, without dropout, are computed from
     the inputs of its attention, in addition to the attention itself, so that no layer changes its implementation.
@@ -113,7 +92,7 @@ class AlignmentGuide:
         """Add the loss to that of a model's output."""
         if self.links is None or self.weights is None:
             return
-        loss = guided_alignment_loss(self.weights, self.links)
+        loss = -(self.links * torch.log(self.weights + EPSILON)).sum()
         output.loss = output.loss + self.weight * loss / divisor(kwargs["labels"], kwargs.get("num_items_in_batch"))
         sums = torch.stack([loss.detach(), self.links.sum()])
         self.sums = sums if self.sums is None else self.sums + sums

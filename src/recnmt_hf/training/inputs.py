@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -106,29 +106,30 @@ def load_shards(data: Preparation, tokenizers: TokenizerPair, trees: TreeEncoder
     shards = ShardedDataset(str(data.prepared), data.mixture)
     manifest = shards.manifest
     made = read_json(Path(str(data.prepared)) / TOKENIZER_SECTION) or data.tokenizer_settings
-    old = {f"data.{name}": manifest["settings"].get(name) for name in asdict(data.shards)}
-    old |= {f"tokenizer.{name}": made.get(name) for name in data.tokenizer_settings}
-    old |= {"dependency trees": manifest.get("trees"), "tokenizers": manifest["tokenizers"]}
-    new = {f"data.{name}": value for name, value in asdict(data.shards).items()}
-    new |= {f"tokenizer.{name}": value for name, value in data.tokenizer_settings.items()}
-    new |= {"dependency trees": trees and trees.fingerprint(), "tokenizers": fingerprints(tokenizers)}
-    for values, corpora in (
-        (old, [masked(corpus) for corpus, _ in manifest["corpora"]]),
-        (new, [corpus.identity() for corpus in data.train]),
+    old: dict[str, Any] = {"dependency trees": manifest.get("trees"), "tokenizers": manifest["tokenizers"]}
+    new: dict[str, Any] = {"dependency trees": trees and trees.fingerprint(), "tokenizers": fingerprints(tokenizers)}
+    for values, settings, section, corpora in (
+        (old, manifest["settings"], made, [masked(corpus) for corpus, _ in manifest["corpora"]]),
+        (new, asdict(data.shards), data.tokenizer_settings, [corpus.identity() for corpus in data.train]),
     ):
+        values |= {f"data.{name}": settings.get(name) for name in asdict(data.shards)}
+        values |= {f"tokenizer.{name}": section.get(name) for name in data.tokenizer_settings}
         values["number of corpora in data.train"] = len(corpora)
         for number, corpus in enumerate(corpora):
             values |= {f"data.train[{number}].{name}": value for name, value in corpus.items()}
-    if changes := [
-        f"{name}: {short_repr(old.get(name))} -> {short_repr(new.get(name))}"
-        for name in old | new
-        if old.get(name) != new.get(name)
-    ]:
-        raise UserError(
-            f"data.prepared was prepared with another recipe; these differ (prepared -> recipe): {'; '.join(changes)}.",
-            field="data.prepared",
-        )
+    if changes := changes_of(old, new):
+        reason = "was prepared with another recipe; these differ (prepared -> recipe)"
+        raise UserError(f"data.prepared {reason}: {'; '.join(changes.values())}.", field="data.prepared")
     return shards
+
+
+def changes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    """Return a description of each value that differs, by name."""
+    return {
+        name: f"{name}: {short_repr(old.get(name))} -> {short_repr(new.get(name))}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    }
 
 
 def fingerprints(tokenizers: TokenizerPair) -> list[str]:

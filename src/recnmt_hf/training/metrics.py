@@ -18,6 +18,8 @@ TEXT_METRICS = {"bleu": ("bleu",), "rouge": ROUGE_TYPES}
 BLEU_TOKENIZERS = ("13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "flores200", "none")
 # Metrics of an evaluation during training.
 VALIDATION_METRICS = ("loss", "perplexity", *(name for names in TEXT_METRICS.values() for name in names))
+# Schedules of the learning rate that follow the metric of the evaluations.
+BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 LOWER = frozenset({"loss", "perplexity", "ppl", "nll", "ter", "wer", "cer", "aer"})
 HIGHER = frozenset({"bleu", "chrf", "comet", "accuracy", "rouge1", "rouge2", "rougel", "rougelsum", "meteor", "f1"})
 
@@ -53,18 +55,13 @@ class TextScorer:
         return compare_systems(systems, references, RANDOMIZATION, samples, **options)[-1]
 
 
-def known_direction(metric: str) -> bool | None:
-    """Return whether higher values of a metric are better; `None` if the metric is not known."""
-    last = metric.lower().rsplit("_", 1)[-1]
-    return False if last in LOWER else True if last in HIGHER else None
-
-
 def higher_is_better(metric: str, given: bool | None = None) -> bool:
     """
     Return whether higher values of a metric are better. The direction of an unknown metric may be given; `UserError` if
     it contradicts that of a known one. Prefixes such as `eval_` and names of datasets are ignored.
     """
-    known = known_direction(metric)
+    last = metric.lower().rsplit("_", 1)[-1]
+    known = False if last in LOWER else True if last in HIGHER else None
     if given is not None and known is not None and given is not known:
         raise UserError(f"{metric} is better when {'higher' if known else 'lower'}.", field="greater_is_better")
     return given if given is not None else known is not False

@@ -9,7 +9,6 @@ import copy
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,24 +28,17 @@ from ..metrics.bleu import bleu_tokenizer
 from ..models.user_errors import masked
 from .arguments import TranslationTrainingArguments
 from .building import Architecture, build_config, with_fields_of
-from .guided_alignment import GuidedAlignment, check_checkpointing
-from .metrics import TextScorer
+from .guided_alignment import GuidedAlignment
+from .metrics import BY_METRIC, TextScorer
 from .output_folder import BASELINE, RECIPE, mapping_in
 from .processes import logger
 from .recipe import NO_EFFECT, Recipe
 from .recipe_yaml import dump_yaml
 
 
-def training_fields(names: str) -> set[str]:
-    """Return the places of fields of the section `training`."""
-    return {f"training.{name}" for name in names.split()}
-
-
 # Fields that do not determine an update, so that a resumed run may change them. Data and batches are compared by what
 # was made of them (`run.record_of`).
-FREE = {"data.cache_dir", "data.num_proc", "data.train", "data.validation", "data.prepared"}
-FREE |= {f"data.{name}" for name in ShardSettings.__dataclass_fields__}
-FREE |= training_fields(" ".join(NO_EFFECT)) | training_fields("""
+_FREE_IN_TRAINING = """
     dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend
     ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_timeout disable_tqdm early_stopping_patience
     eval_delay eval_on_start eval_steps eval_strategy gradient_accumulation_steps include_num_input_tokens_seen
@@ -54,12 +46,15 @@ FREE |= training_fields(" ".join(NO_EFFECT)) | training_fields("""
     report_to restore_callback_states_from_checkpoint run_name save_on_each_node save_steps save_strategy
     skip_memory_metrics tf32 torch_compile torch_compile_backend torch_empty_cache_steps use_cpu warmup_ratio
     warmup_steps
-""")
+"""
+FREE = {"data.cache_dir", "data.num_proc", "data.train", "data.validation", "data.prepared"}
+FREE |= {f"data.{name}" for name in ShardSettings.__dataclass_fields__}
+FREE |= {f"training.{name}" for name in (*NO_EFFECT, *_FREE_IN_TRAINING.split())}
 FREE_PREFIXES = ("average.", "decoding.", "test.", "training.hub_", "training.log", "training.push_to_hub")
 # Fields that decide which evaluation is the best one.
-OF_EVALUATIONS = training_fields("""
-    bleu_beams bleu_lowercase bleu_samples bleu_tokenize greater_is_better metric_for_best_model rouge_units text_metric
-""")
+OF_EVALUATIONS = {f"training.bleu_{name}" for name in ("beams", "lowercase", "samples", "tokenize")}
+OF_EVALUATIONS |= {f"training.{name}" for name in ("greater_is_better", "metric_for_best_model")}
+OF_EVALUATIONS |= {f"training.{name}" for name in ("rouge_units", "text_metric")}
 
 
 @dataclass(frozen=True)
@@ -211,7 +206,8 @@ class Plan:
     @property
     def compares_evaluations(self) -> bool:
         """Whether the run compares scores of evaluations at different steps."""
-        return self.average_best or self.stages[-1].patience is not None
+        by_metric = self.arguments.lr_scheduler_type in BY_METRIC
+        return self.average_best or by_metric or self.stages[-1].patience is not None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -233,17 +229,12 @@ class Plan:
                 "until": stage.last_step or stage.arguments.max_steps,
                 "folder": str(stage.arguments.folder),
                 "device": str(stage.arguments.device),
-                **{name: plain(getattr(stage.arguments, name)) for name in names},
+                **{name: value for name, value in stage.arguments.to_dict().items() if name in names},
             }
             for stage in self.stages
         ]
-        decoding = {name: plain(value) for name, value in asdict(self.decoding).items()}
-        return dump_yaml({"stages": stages, **self.settings, "decoding": decoding, "identity": self.identity})
-
-
-def plain(value: Any) -> Any:
-    """Return a value, that of an Enum as text."""
-    return value.value if isinstance(value, Enum) else value
+        resolved = {"decoding": asdict(self.decoding), "identity": self.identity}
+        return dump_yaml({"stages": stages, **self.settings, **resolved})
 
 
 def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,12 +261,19 @@ TRAINING_BYTES, WEIGHT_BYTES = 16, 4
 
 def dry_run(plan: Plan) -> None:
     """Build model, optimizer and schedule of a plan without memory, and look for its files. Writes nothing."""
-    check_files(plan)
-    plan.arguments.scorer.scores(["a"], ["a"])  # raises if a package or file is missing
-    model, arguments = model_on_meta(plan), plan.arguments
+    data, arguments = plan.data, plan.arguments
+    if data.mixture.weights and data.prepared is None:
+        raise UserError("data.weights requires data.prepared, or use data.temperature.", field="data.weights")
+    if data.prepared is not None:
+        load_manifest(Path(data.prepared))  # raises if there is none
+    for place, corpus in data.places:  # a test set must not be missed after training
+        if data.prepared is None or not place.startswith("data.train"):
+            corpus.check_languages(data.source_lang, data.target_lang)
+            corpus.check_files(data.source_lang, data.target_lang)
+    arguments.scorer.scores(["a"], ["a"])  # raises if a package or file is missing
+    model = model_on_meta(plan)
     if plan.guided_alignment is not None:
         plan.guided_alignment.place(model.config)
-        check_checkpointing(arguments)
     if len(plan.stages) > 1 and (model.config.baseline() is None or arguments.deepspeed):
         field = "training.baseline_steps"
         raise UserError(f"{field} needs a variant, without DeepSpeed; the model is {plan.data.model}.", field=field)
@@ -300,19 +298,6 @@ def dry_run(plan: Plan) -> None:
             callback()
     except Exception as error:  # of any library that computes a setting
         raise UserError(f"training: {error}", field="training") from error
-
-
-def check_files(plan: Plan) -> None:
-    """Raise an error if a corpus of a plan is missing, so that a test set is not missed after training."""
-    data = plan.data
-    if data.mixture.weights and data.prepared is None:
-        raise UserError("data.weights requires data.prepared, or use data.temperature.", field="data.weights")
-    if data.prepared is not None:
-        load_manifest(Path(data.prepared))  # raises if there is none
-    for place, corpus in data.places:
-        if data.prepared is None or not place.startswith("data.train"):
-            corpus.check_languages(data.source_lang, data.target_lang)
-            corpus.check_files(data.source_lang, data.target_lang)
 
 
 def model_on_meta(plan: Plan) -> PreTrainedModel:

@@ -44,15 +44,20 @@ logger.addHandler(MainProcessHandler())
 
 
 class Processes:
-    """Processes of this run. Collectives may take `timeout` seconds."""
+    """Processes of this run. Collectives may take `timeout` seconds. Progress bars appear on terminals alone."""
 
     def __init__(self, use_cpu: bool, timeout: float = 1800, ddp_backend: str | None = None):
-        end_with_launcher()
+        if "TORCHELASTIC_RUN_ID" in os.environ and threading.current_thread() is threading.main_thread():
+            launcher = os.getppid()  # no orphan may write into the folder of the next run
+            end_with_parent(launcher, f"The launcher (process {launcher}) has ended; this process ends too.\n")
         # The Trainer's arguments would not pass them on the CPU, or to an existing process group.
         backend = {"backend": ddp_backend} if ddp_backend else {}
         self.state = PartialState(cpu=use_cpu, timeout=timedelta(seconds=timeout), **backend)
         self.count = self.state.num_processes
         self.is_main = self.state.is_main_process
+        if not (self.is_main and sys.stderr.isatty()):
+            datasets.disable_progress_bars()
+            transformers.utils.logging.disable_progress_bar()
         # For waiting: gloo does not spin, and detects when the other process dies.
         self.waiting: Any = dist.new_group(backend="gloo", timeout=NO_TIMEOUT) if self.count > 1 else None
 
@@ -87,8 +92,9 @@ class Processes:
 
 @contextmanager
 def settings_of_one_run() -> Iterator[None]:
-    """Keep settings that a run leaves in the environment and in accelerate out of later runs of the same process."""
-    environment = dict(os.environ)
+    """Keep settings that a run leaves in environment, accelerate and progress bars out of later runs of the process."""
+    environment, bars = dict(os.environ), transformers.utils.logging
+    shown = not datasets.utils.are_progress_bars_disabled(), bars.is_progress_bar_enabled()
     try:
         yield
     except BaseException:
@@ -98,27 +104,6 @@ def settings_of_one_run() -> Iterator[None]:
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
-
-
-def end_with_launcher() -> None:
-    """End this process when its launcher dies, so that no orphan writes into the folder of the next run."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ or threading.current_thread() is not threading.main_thread():
-        return
-    launcher = os.getppid()
-    end_with_parent(launcher, f"The launcher (process {launcher}) has ended; this process ends too.\n")
-
-
-@contextmanager
-def progress_bars_on_terminals(is_main: bool) -> Iterator[None]:
-    """Let other libraries show progress bars only on the first process, and only if standard error is a terminal."""
-    bars = transformers.utils.logging
-    shown = not datasets.utils.are_progress_bars_disabled(), bars.is_progress_bar_enabled()
-    if not (is_main and sys.stderr.isatty()):
-        datasets.disable_progress_bars()
-        bars.disable_progress_bar()
-    try:
-        yield
-    finally:
         if shown[0]:
             datasets.enable_progress_bars()
         if shown[1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
@@ -16,44 +16,24 @@ import numpy as np
 import torch
 import transformers
 from datasets import Dataset
-from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedConfig, PreTrainedModel, set_seed
+from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedModel, set_seed
 
 from .._bounded_reading import read_small_text
 from ..data.files import open_output, remove
 from ..data.shard_blocks import ShardSettings
 from ..data.sharded import ShardedDataset
 from ..data.tree_inputs import TREE_INPUTS
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from ..inference.devices import keep_freed_memory
 from ..options import stated
-from .arguments import TranslationTrainingArguments
+from . import checkpoints, output_folder
 from .building import generation_config, stage_configs
-from .checkpoints import (
-    discard,
-    newest_checkpoint,
-    newest_intact_checkpoint,
-    numbered_in,
-    rotate_checkpoints,
-    state_of,
-    steps_of,
-)
+from .checkpoints import newest_checkpoint, rotate_checkpoints, steps_of
 from .finishing import finish
-from .inputs import Inputs, delete_tokenizers, prepare_inputs
-from .output_folder import (
-    ASIDE,
-    BASELINE,
-    FINAL,
-    RECIPE,
-    RECORD,
-    bring_back,
-    claim_output,
-    delete_run,
-    locked,
-    mapping_in,
-    remove_leftovers,
-)
+from .inputs import Inputs, changes_of, delete_tokenizers, prepare_inputs
+from .output_folder import BASELINE, RECIPE, RECORD, mapping_in
 from .plan import Plan, Stage, dry_run, identity_of, values_of
-from .processes import Processes, logger, progress_bars_on_terminals, settings_of_one_run
+from .processes import Processes, logger, settings_of_one_run
 from .recipe import TRAINING_OPTIONS, Recipe, check_planned_steps
 from .trainer import TranslationTrainer
 
@@ -82,106 +62,94 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
     training = recipe.training
     if training.runs_on_cpu:
         keep_freed_memory()
-    processes = Processes(training.runs_on_cpu, training.ddp_timeout, training.ddp_backend)
-    resumed_from = processes.on_main(lambda: newest_intact_checkpoint(output_dir) if resume else None)
-    plan = Plan.of(recipe, output_dir, resumed_from)
-    dry_run(plan)
-    run = Run(plan, processes, resume, overwrite)
-    with run.claimed():
-        inputs = run.prepare()
+    run = Run(Path(output_dir), Processes(training.runs_on_cpu, training.ddp_timeout, training.ddp_backend))
+    with run.claimed(resume, overwrite):
+        plan = Plan.of(recipe, run.folder, run.checkpoint)
+        dry_run(plan)
+        inputs = run.prepare(plan)
         trainer: TranslationTrainer | None = None
-        for stage, config in run.remaining_stages(inputs):
+        for stage, config in run.remaining_stages(plan, inputs):
             if trainer is not None:
                 accelerator, trainer = trainer.accelerator, None
                 accelerator.free_memory()
-            trainer = run.fit(stage, config, inputs)
+            trainer = run.fit(plan, stage, config, inputs)
         assert trainer is not None, "there is always a stage left"
-        processes.on_main(partial(finish, plan, trainer))
-    return plan.output_dir / FINAL
+        run.processes.on_main(partial(finish, plan, trainer))
+    return run.folder / output_folder.FINAL
 
 
 @dataclass
 class Run:
     """A run on disk."""
 
-    plan: Plan
+    folder: Path
     processes: Processes
-    resume: bool
-    overwrite: bool
     checkpoint: Path | None = None  # from which it resumes
     is_new: bool = False  # and nothing has been trained yet
 
     @contextmanager
-    def claimed(self) -> Iterator[None]:
+    def claimed(self, resume: bool, overwrite: bool) -> Iterator[None]:
         """Lock and claim the folder. If a new run fails before training, its files are deleted again."""
-        folder = self.plan.output_dir
         with ExitStack() as context:
 
             def claim() -> Path | None:
-                context.enter_context(locked(folder))
-                self.is_new = claim_output(folder, self.resume, self.overwrite)
-                checkpoint = checkpoint_to_resume(folder) if self.resume else None
-                if checkpoint is None:
-                    self.plan.save()  # from now on this is the folder of a run
-                else:
-                    check_identity(self.plan, checkpoint)
-                return checkpoint
+                context.enter_context(output_folder.locked(self.folder))
+                self.is_new = output_folder.claim_output(self.folder, resume, overwrite)
+                return checkpoint_to_resume(self.folder) if resume else None
 
             self.checkpoint = self.processes.on_main(claim)
-            context.enter_context(progress_bars_on_terminals(self.processes.is_main))
             try:
                 yield
             finally:
                 if self.is_new:
-                    delete_run(folder)
-                    bring_back(folder)
+                    output_folder.delete_run(self.folder)
+                    output_folder.bring_back(self.folder)
 
-    def prepare(self) -> Inputs:
-        """Prepare tokenizers and data, on the first process before the others."""
-        set_seed(self.plan.arguments.seed)
-        inputs = self.processes.main_first(partial(prepare_inputs, self.plan, self.checkpoint))
+    def prepare(self, plan: Plan) -> Inputs:
+        """Record the recipe, and prepare tokenizers and data, on the first process before the others."""
+        checkpoint = self.checkpoint
+        self.processes.on_main(plan.save if checkpoint is None else partial(check_identity, plan, checkpoint))
+        set_seed(plan.arguments.seed)
+        inputs = self.processes.main_first(partial(prepare_inputs, plan, checkpoint))
         count = f"{self.processes.count} process" + "es" * (self.processes.count > 1)
         pairs = f"{len(inputs.train)} training pairs, {len(inputs.validation)} validation pairs"
         logger.info(f"{pairs}; {count} on {self.processes.state.device}.")
-        for test in self.plan.tests:
-            if list(test.corpora) == list(self.plan.data.validation):
+        for test in plan.tests:
+            if list(test.corpora) == list(plan.data.validation):
                 logger.warning(f"Warning: test.{test.name} is the validation set, on which checkpoints were chosen.")
         return inputs
 
-    def remaining_stages(self, inputs: Inputs) -> list[tuple[Stage, Any]]:
+    def remaining_stages(self, plan: Plan, inputs: Inputs) -> list[tuple[Stage, Any]]:
         """Return the stages from the checkpoint on, with the configurations of their models, and record the run."""
-        plan, checkpoint = self.plan, self.checkpoint
         configs = stage_configs(plan.data.model, inputs.tokenizers, len(plan.stages) > 1)
-        if plan.guided_alignment is not None:
-            for config in configs:
-                plan.guided_alignment.record(config)
-        stages = list(zip(plan.stages, configs, strict=True))
-        last = plan.stages[-1]
-        if checkpoint is not None and (checkpoint.parent == plan.output_dir or checkpoint == last.baseline):
-            stages = stages[-1:]
+        guided, checkpoint, last = plan.guided_alignment, self.checkpoint, plan.stages[-1]
+        for config in configs:
+            if guided is not None and hasattr(config, "alignment_head"):  # for word alignment
+                config.alignment_head = list(guided.place(config))
+        is_last = checkpoint is not None and (checkpoint.parent == self.folder or checkpoint == last.baseline)
+        done = len(plan.stages) - 1 if is_last else 0
 
         def check_and_record() -> None:
-            record = record_of(inputs, plan.arguments, self.processes)
+            record = record_of(inputs, plan, self.processes)
             if checkpoint is not None:
-                folders = [stage.arguments.folder for stage in plan.stages]
-                check_config(configs[folders.index(checkpoint.parent)], checkpoint)
                 check_record(record, plan, checkpoint)
-                for stage in plan.stages[: -len(stages)]:
+                check_config(configs[-1 if checkpoint.parent == self.folder else 0], checkpoint)
+                for stage in plan.stages[:done]:
                     if newest_checkpoint(stage.arguments.folder) is not None:
                         rotate_checkpoints(stage.arguments)  # a killed run may not have done so
             plan.save()
-            with open_output(plan.output_dir / RECORD) as file:
+            with open_output(self.folder / RECORD) as file:
                 json.dump(record, file, indent=1)
             is_first = checkpoint is None and last.init_from is None and configs[-1].baseline() is not None
             if is_first and (reason := configs[-1].baseline_first):
                 logger.warning(f"Warning: {reason}. Set training.baseline_steps, or model.init_from to a baseline.")
 
         self.processes.on_main(check_and_record)
-        return stages
+        return list(zip(plan.stages, configs, strict=True))[done:]
 
-    def fit(self, stage: Stage, config: Any, inputs: Inputs) -> TranslationTrainer:
+    def fit(self, plan: Plan, stage: Stage, config: Any, inputs: Inputs) -> TranslationTrainer:
         """Train a stage to its end, from its checkpoint if it has one, and save a checkpoint of the last step."""
-        plan, arguments, tokenizers = self.plan, stage.arguments, inputs.tokenizers
+        arguments, tokenizers = stage.arguments, inputs.tokenizers
         is_own = self.checkpoint is not None and self.checkpoint.parent == arguments.folder
         checkpoint = self.checkpoint if is_own else None
         trainer = TranslationTrainer(
@@ -204,25 +172,21 @@ class Run:
             check_planned_steps(stage.last_step, planned)
         self.is_new = False
         if arguments.should_save:
-            remove(plan.output_dir / ASIDE)
+            remove(self.folder / output_folder.ASIDE)
         if checkpoint is not None:
             if arguments.should_save:
-                for step, folder in numbered_in(checkpoint.parent):
+                for step, folder in checkpoints.numbered_in(checkpoint.parent):
                     if step > steps_of(checkpoint):  # damaged
-                        discard(folder)
+                        checkpoints.discard(folder)
                 rotate_checkpoints(arguments)  # a killed run may not have done so
             # The Trainer would make one more step before it checks the limit.
-            if steps_of(checkpoint) >= planned:
-                logger.info(f"{checkpoint.name} has all {planned} steps already.")
-                return trainer
-            if stopped_early(checkpoint, stage.patience):
-                logger.info(f"Early stopping ended the run at {checkpoint.name}.")
+            if steps_of(checkpoint) >= planned or stopped_early(checkpoint, stage.patience):
+                logger.info(f"The run ended with {checkpoint.name}.")
                 return trainer
             is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled  # in files of other names
             if not is_sharded and not (checkpoint / "optimizer.pt").is_file():  # the Trainer would begin with a new one
-                raise UserError(
-                    f"{checkpoint} has no state of the optimizer (training.save_only_model).", field=checkpoint
-                )
+                reason = "has no state of the optimizer (training.save_only_model)"
+                raise UserError(f"{checkpoint} {reason}.", field=checkpoint)
         start = checkpoint or stage.baseline
         trainer.train(resume_from_checkpoint=str(start) if start else None)
         newest = newest_checkpoint(arguments.folder)
@@ -245,24 +209,93 @@ def build_model(stage: Stage, config: Any, beams: int, checkpoint: Path | None) 
 
 # -- resumed runs ------------------------------------------------------------------------------------------------------
 
-CHANGED = "Changed since the start of the run: "
-RESTORE = "Restore it, or start again with --overwrite or in another folder."
 # What prepared data is made of. The data itself is compared.
 OF_DATA = {f"data.{name}" for name in ("train", "validation", *ShardSettings.__dataclass_fields__)}
+UPDATE = "processes times training.gradient_accumulation_steps"
 
 
-def record_of(inputs: Inputs, arguments: TranslationTrainingArguments, processes: Processes) -> dict[str, Any]:
+def checkpoint_to_resume(output_dir: Path) -> Path | None:
+    """Return the newest intact checkpoint of a run, or `None` if there is none, and delete incomplete files."""
+    output_folder.remove_leftovers(output_dir)
+    places = (output_dir, output_dir / BASELINE)
+    newest = (checkpoints.newest_intact_checkpoint(folder, logger.info) for folder in places)
+    checkpoint = next(filter(None, newest), None)
+    if checkpoint is None:
+        delete_tokenizers(output_dir)  # they may be another recipe's
+    logger.info(f"Resuming from {checkpoint}." if checkpoint else "No complete checkpoint: training from the start.")
+    return checkpoint
+
+
+def check_identity(plan: Plan, checkpoint: Path) -> None:
+    """Compare a recipe with that of the start of the run."""
+    max_steps, steps = plan.arguments.max_steps, steps_of(checkpoint)
+    if 0 < max_steps < steps:
+        field = "training.max_steps"
+        raise UserError(f"{field}={max_steps} is less than the {steps} steps of {checkpoint}.", field=field)
+    earlier = mapping_in(plan.output_dir / RECIPE)
+    if not earlier:
+        logger.info(f"{plan.output_dir} has no readable {RECIPE}, so changes of the recipe are unknown.")
+        return
+    settings = Recipe(**earlier).to_dict()
+    fixed = identity_of(settings, plan.compares_evaluations).keys() | plan.identity.keys() | OF_DATA
+    old, new = values_of(settings), values_of(plan.settings)
+    for name in old.keys() ^ new.keys():
+        entry = TRAINING_OPTIONS.get(name.removeprefix("training."))
+        for values in (old, new):
+            values.setdefault(name, entry and entry.default)
+    if mapping_in(plan.output_dir / RECORD):  # else of an old version, so that the prepared data is not known
+        old, new = ({name: values[name] for name in values.keys() - OF_DATA} for values in (old, new))
+    compare(old, new, fixed, checkpoint)
+
+
+def check_record(record: Mapping[str, Any], plan: Plan, checkpoint: Path) -> None:
+    """Compare data, processes and versions with those of the start of the run."""
+    if before := mapping_in(plan.output_dir / RECORD):  # else of an old version
+        old, new = ({**values, **values["versions"]} for values in (before, record))
+        for values in (old, new):
+            for place, name in (("data.train", "training"), ("data.validation", "validation")):
+                pairs, digest = values.pop(f"{name}_pairs"), values.pop(f"{name}_data")
+                values[place] = f"{pairs} sentence pairs, {digest[:16]}"
+            values[UPDATE] = values["processes"] * values.pop("accumulation")
+            del values["versions"]
+        fixed = {"data.train", UPDATE, *(["data.validation"] if plan.compares_evaluations else [])}
+        compare({**new, **old}, {**old, **new}, fixed, checkpoint)
+
+
+def check_config(config: Any, checkpoint: Path) -> None:
+    """Compare the configuration made from recipe and tokenizers with that of a checkpoint."""
+    saved = json.loads(read_small_text(checkpoint / "config.json"))
+    now = json.loads(config.to_json_string(use_diff=False))
+    ignored = {"dtype", "architectures", "transformers_version", "use_cache"}  # the Trainer sets the last
+    names = {entry.name for entry in fields(config)} & saved.keys() & now.keys() - ignored
+    compare({name: saved[name] for name in names}, {name: now[name] for name in names}, names, checkpoint)
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any], fixed: Collection[str], checkpoint: Path) -> None:
+    """Log what changed since the start of a run; `UserError` for `fixed` values, which give earlier steps a meaning."""
+    changes = changes_of(old, new)
+    if forbidden := [name for name in changes if name in fixed]:
+        raise UserError(
+            f"These values must not change since {checkpoint}: {'; '.join(changes[name] for name in forbidden)}. "
+            f"Restore them (the recipe is in {RECIPE}), or start again with --overwrite or in another folder.",
+            field=", ".join(forbidden),
+        )
+    for change in changes.values():
+        logger.info(f"Changed since the start of the run: {change}.")
+
+
+def record_of(inputs: Inputs, plan: Plan, processes: Processes) -> dict[str, Any]:
     """Return circumstances of a run that its recipe does not contain."""
     return {
         "processes": processes.count,
-        "accumulation": arguments.gradient_accumulation_steps,  # batches of each process in an update
+        "accumulation": plan.arguments.gradient_accumulation_steps,  # batches of each process in an update
         "training_data": digest_of(inputs.train),
         "training_pairs": len(inputs.train),
         "validation_data": digest_of(inputs.validation),
         "validation_pairs": len(inputs.validation),
         "device": processes.state.device.type,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "precision": arguments.precision,
+        "precision": plan.arguments.precision,
     }
 
 
@@ -280,96 +313,9 @@ def digest_of(data: Dataset | ShardedDataset) -> str:
     return digest.hexdigest()
 
 
-def checkpoint_to_resume(output_dir: Path) -> Path | None:
-    """Return the newest intact checkpoint of a run, or `None` if there is none, and delete incomplete files."""
-    remove_leftovers(output_dir)
-    newest = (newest_intact_checkpoint(folder, logger.info) for folder in (output_dir, output_dir / BASELINE))
-    checkpoint = next(filter(None, newest), None)
-    if checkpoint is None:
-        delete_tokenizers(output_dir)  # they may be another recipe's
-    logger.info(f"Resuming from {checkpoint}." if checkpoint else "No complete checkpoint: training from the start.")
-    return checkpoint
-
-
-def check_identity(plan: Plan, checkpoint: Path) -> None:
-    """Log what changed since the start; `UserError` for what changes the meaning of the steps made so far."""
-    max_steps, steps = plan.arguments.max_steps, steps_of(checkpoint)
-    if 0 < max_steps < steps:
-        field = "training.max_steps"
-        raise UserError(f"{field}={max_steps} is less than the {steps} steps of {checkpoint}.", field=field)
-    earlier = mapping_in(plan.output_dir / RECIPE)
-    if not earlier:
-        logger.info(f"{plan.output_dir} has no readable {RECIPE}, so changes of the recipe are unknown.")
-        return
-    settings = Recipe(**earlier).to_dict()
-    old, new = values_of(settings), values_of(plan.settings)
-    fixed = identity_of(settings, plan.compares_evaluations).keys() | plan.identity.keys()
-    compared = old.keys() | new.keys()
-    if not mapping_in(plan.output_dir / RECORD):  # of an old version, so that the prepared data is not known
-        fixed |= OF_DATA
-    else:
-        compared -= OF_DATA - fixed
-    forbidden: dict[str, str] = {}
-    for name in sorted(compared):
-        entry = TRAINING_OPTIONS.get(name.removeprefix("training."))
-        before, now = (values.get(name, entry and entry.default) for values in (old, new))
-        change = f"{name}: {short_repr(before)} -> {short_repr(now)}"
-        if before != now and name in fixed:
-            forbidden[name] = change
-        elif before != now:
-            logger.info(f"{CHANGED}{change}.")
-    if forbidden:
-        raise UserError(
-            f"These fields must not change since {checkpoint}: {'; '.join(forbidden.values())}. "
-            f"{plan.output_dir / RECIPE} has the old values. {RESTORE}",
-            field=", ".join(forbidden),
-        )
-
-
-def check_record(now: dict[str, Any], plan: Plan, checkpoint: Path) -> None:
-    """
-    Compare data and processes with those of the start, and log what changed. `UserError` for other data, or another
-    product of processes and accumulated batches, which determines the tokens of an update.
-    """
-    before = mapping_in(plan.output_dir / RECORD)
-    if not before:  # of an old version
-        return
-    for name, matters in (("training", True), ("validation", plan.compares_evaluations)):
-        if before[f"{name}_data"] != now[f"{name}_data"]:
-            pairs = f"{before[f'{name}_pairs']} sentence pairs before, {now[f'{name}_pairs']} now"
-            if matters:
-                field = "data.train" if name == "training" else "data.validation"
-                raise UserError(f"The {name} data differs from that of {checkpoint} ({pairs}). {RESTORE}", field=field)
-            logger.info(f"The {name} data changed ({pairs}): evaluations before and after are not comparable.")
-    batches, field = before["processes"] * before["accumulation"], "training.gradient_accumulation_steps"
-    if batches != now["processes"] * now["accumulation"]:
-        got = f"{now['processes']} x {now['accumulation']}"
-        raise UserError(f"{field}: processes times accumulated batches must stay {batches}, got {got}.", field=field)
-    precision = before.get("precision") or now["precision"]  # old versions have none
-    old = {**before, **before["versions"], "precision": precision}
-    for name, value in {**now, **now["versions"]}.items():
-        if name in ("processes", "device", "precision", *now["versions"]) and old.get(name) != value:
-            logger.info(f"{CHANGED}{name}: {old.get(name)} -> {value}; the result may not be bit-identical.")
-
-
-def check_config(config: PreTrainedConfig, checkpoint: Path) -> None:
-    """Raise `UserError` if the configuration made from recipe and tokenizers differs from that of the checkpoint."""
-    saved = json.loads(read_small_text(checkpoint / "config.json"))
-    now = json.loads(config.to_json_string(use_diff=False))
-    ignored = {"dtype", "architectures", "transformers_version", "use_cache"}  # the Trainer sets the last
-    names = sorted({entry.name for entry in fields(type(config))} & saved.keys() & now.keys() - ignored)
-    if changes := [
-        f"{name}: {short_repr(saved[name])} -> {short_repr(now[name])}" for name in names if saved[name] != now[name]
-    ]:
-        raise UserError(
-            f"The model of {checkpoint} differs from that of the recipe: {'; '.join(changes)}. {RESTORE}",
-            field=checkpoint,
-        )
-
-
 def stopped_early(checkpoint: Path, patience: int | None) -> bool:
     """Return whether early stopping ended the run with this checkpoint."""
-    states = state_of(checkpoint).get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
+    states = checkpoints.state_of(checkpoint).get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
     states = states if isinstance(states, list) else [states]
     counters = [state.get("attributes", {}).get("early_stopping_patience_counter", 0) for state in states]
     return patience is not None and any(counter >= patience for counter in counters)

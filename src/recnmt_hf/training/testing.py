@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
@@ -85,7 +85,7 @@ def test_model(
     language: str,
     options: DecodingOptions,
     scorer: TextScorer,
-    dataset: Sequence[Mapping[str, Any]] = (),
+    dataset: Iterable[Mapping[str, Any]] = (),
     prefixes: Sequence[str] = (),
     languages: Sequence[tuple[str | None, ...]] = (),
 ) -> tuple[TestScore, list[str], str]:
@@ -238,13 +238,6 @@ def tune_length_penalty(
     """
     Return the score on a validation set by exponent of [`GRID`], the best one first. Each sentence is translated once,
     and its [`N_BEST`] hypotheses are rescored; a search with the chosen exponent may find others.
-
-    Args:
-        translator (`Translator`): The model.
-        sources (sequence of `str`): Sentences of the validation set.
-        references (sequence of sequences of `str`): Its sets of references.
-        options (`DecodingOptions`): Options of the search; its beam is widened to [`N_BEST`].
-        scorer (`TextScorer`): BLEU or ROUGE.
     """
     wide = max(N_BEST, options.beams)
     options = replace(options, beams=wide, num_hypotheses=wide, split_sentences="never")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -26,24 +25,24 @@ from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import TREE_INPUTS, Relations, tree_options
 from ..errors import UserError
 from ..models.seq2seq_loading import read_safetensors
+from . import checkpoints
 from .arguments import TranslationTrainingArguments
-from .callbacks import MovingAverage, OutputMeans, RunCallback, Stopwatch, TrainingStepCallback
-from .checkpoints import (
-    discard,
-    mark_complete,
-    newest_checkpoint,
-    newest_intact_checkpoint,
-    rotate_checkpoints,
-    steps_of,
+from .callbacks import (
+    MovingAverage,
+    OutputMeans,
+    RunCallback,
+    Stopwatch,
+    TrainingStepCallback,
+    collator_of,
+    in_order_of_data,
+    smooths_itself,
 )
-from .collator import check_prepared, collator_of, in_order_of_data, smooths_itself
-from .guided_alignment import AlignmentGuide, GuidedAlignment, check_checkpointing
+from .guided_alignment import AlignmentGuide, GuidedAlignment
+from .metrics import BY_METRIC
 from .processes import logger
 from .testing import evaluate, validation_options
 
 
-# Schedules that follow the metric of the evaluations.
-BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 # Pairs of words in a batch per token of its budget, for models that compare all pairs.
 PAIRS_PER_TOKEN = 64
 
@@ -79,7 +78,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         **kwargs: As for `Seq2SeqTrainer`.
 
     Raises:
-        UserError: A dataset is a stream, or was not prepared.
+        UserError: Settings contradict each other, or a dataset is a stream or was not prepared (once it is read).
     """
 
     args: TranslationTrainingArguments
@@ -103,28 +102,24 @@ class TranslationTrainer(Seq2SeqTrainer):
         guided_alignment: GuidedAlignment | None = None,
         **kwargs: Any,
     ):
-        for name in ("train_dataset", "eval_dataset"):
-            given = kwargs.get(name)
-            for dataset in given.values() if isinstance(given, dict) else [given]:
-                if dataset is not None:
-                    check_prepared(dataset, name)
-        self.last_step = last_step
+        self.last_step, self.bpe_dropout = last_step, bpe_dropout
         self.baseline = None if baseline is None else Path(baseline)
+        self.first_step = 0 if self.baseline is None else checkpoints.steps_of(self.baseline)
+        self.steps_before = 0  # of an earlier process
         self.validation_options = validation_options(validation_decoding or {}, args.bleu_beams)
-        self.first_step = 0 if self.baseline is None else steps_of(self.baseline)
         args.remove_unused_columns = False
         args.save_total_limit = None  # `keep_last` and `keep_best` decide
+        config = getattr(model, "config", None)
         if smooths_itself(model):
             # The Trainer writes this into the configuration. With labels these models use no cache anyway, and
             # generation with the trained model needs one.
             args.use_cache = cast("PreTrainedModel", model).config.use_cache
         self.tokenizers = TokenizerPair(tokenizer, target_tokenizer, relations)
-        self.tokenizers.check_padding(getattr(getattr(model, "config", None), "pad_token_id", None))
+        self.tokenizers.check_padding(getattr(config, "pad_token_id", None))
         self.data_seed = args.seed if args.data_seed is None else args.data_seed
-        self.reads_trees = tree_options(getattr(model, "config", None)) is not None
+        self.reads_trees = tree_options(config) is not None
         # transformers' own models need the decoder's input where the Trainer smooths labels.
         kwargs.setdefault("data_collator", collator_of(self.tokenizers, model))
-        kwargs["callbacks"] = [*(kwargs.get("callbacks") or ()), Stopwatch()]  # before the callbacks that print
         super().__init__(model=model, args=args, processing_class=tokenizer, **kwargs)
         if args.optimizer == "adadelta" and self.optimizer is None:
             # An argument of Trainer that Seq2SeqTrainer does not take. transformers has no Adadelta (Zeiler, 2012).
@@ -138,13 +133,14 @@ class TranslationTrainer(Seq2SeqTrainer):
             self.model_accepts_loss_kwargs = False
         self.alignment_guide: AlignmentGuide | None = None
         if guided_alignment is not None:
-            check_checkpointing(args)
+            settings = cast("dict[str, Any]", args.gradient_checkpointing_kwargs or {})
+            if args.gradient_checkpointing and settings.get("use_reentrant"):
+                field = "training.gradient_checkpointing_kwargs"  # it lets no gradient into attention weights
+                raise UserError(f"{field}: guided_alignment requires use_reentrant: false.", field=field)
             self.alignment_guide = AlignmentGuide(self.model, guided_alignment)
         self.train_sampler: Any = None
-        self.bpe_dropout = bpe_dropout
         self.resegmented: ResegmentedDataset | None = None  # the training data, with BPE dropout
         self.loss_is_finite: torch.Tensor | None = None
-        self.steps_before = 0  # of an earlier process
         self.output_means = OutputMeans(model)
         self.moving_average: MovingAverage | None = None
         if args.ema_decay is not None:
@@ -152,14 +148,13 @@ class TranslationTrainer(Seq2SeqTrainer):
                 raise UserError("ema_decay is not supported with FSDP and DeepSpeed.", field="ema_decay")
             self.moving_average = MovingAverage(self.model, args.ema_decay)
             self.add_callback(self.moving_average)
-        self.add_callback(TrainingStepCallback(self.first_step))
-        self.add_callback(RunCallback(self))
+        for callback in (Stopwatch(), TrainingStepCallback(self.first_step), RunCallback(self)):
+            self.add_callback(callback)
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def token_sampler(self, dataset: Dataset | ShardedDataset, shuffle: bool) -> Any:
         """Return the sampler of a prepared dataset: one of those in `data.batching` and `data.sharded`."""
-        check_prepared(dataset)
         squared = self.args.max_squared_tokens
         if squared is None and getattr(self.model.config, "compares_all_pairs", False):
             squared = PAIRS_PER_TOKEN * self.args.max_tokens
@@ -168,6 +163,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         settings: dict[str, Any] = {"num_processes": processes, "seed": self.data_seed, "shuffle": shuffle}
         if isinstance(dataset, ShardedDataset):
             return PooledBatchSampler(dataset, limits, **settings)
+        if not {"source_length", "target_length"} <= set(getattr(dataset, "column_names", None) or ()):
+            raise UserError(f"A {type(dataset).__name__} without lengths; use a dataset of recnmt_hf.prepare_dataset.")
         source, target = (dataset[f"{side}_length"][:] for side in ("source", "target"))
         return TokenBatchSampler(source, target, **settings, **vars(limits))
 
@@ -247,10 +244,10 @@ class TranslationTrainer(Seq2SeqTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train as the Trainer, but `resume_from_checkpoint=True` selects the newest intact checkpoint."""
         if resume_from_checkpoint is True:
-            report = logger.info if self.args.should_save else lambda text: None
-            resume_from_checkpoint = str(newest_intact_checkpoint(self.args.folder, report) or "")
-            if not resume_from_checkpoint:
+            newest = checkpoints.newest_intact_checkpoint(self.args.folder, logger.info)
+            if newest is None:
                 raise UserError(f"{self.args.folder} has no complete checkpoint.", field=self.args.folder)
+            resume_from_checkpoint = str(newest)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -278,7 +275,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             return
         bad = self.accelerator.reduce((~torch.stack(flags)).any().float(), reduction="sum")
         if bad.item() > 0:
-            newest = newest_checkpoint(self.args.folder) or "(none)"
+            newest = checkpoints.newest_checkpoint(self.args.folder) or "(none)"
             raise NonFiniteLossError(
                 f"The loss became NaN or infinite by step {self.state.global_step}. Newest good checkpoint: {newest}. "
                 "Resume with a lower learning_rate, a longer warm-up, or max_grad_norm: 1.0."
@@ -334,13 +331,13 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.check_finite(with_weights=True)
         folder = self.args.folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
-            discard(folder)  # incomplete or damaged
+            checkpoints.discard(folder)  # incomplete or damaged
         self.accelerator.wait_for_everyone()
         super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            mark_complete(folder)
-            rotate_checkpoints(self.args)
+            checkpoints.mark_complete(folder)
+            checkpoints.rotate_checkpoints(self.args)
         self.accelerator.wait_for_everyone()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
@@ -369,15 +366,12 @@ class TranslationTrainer(Seq2SeqTrainer):
         assert self.optimizer is not None and self.lr_scheduler is not None
         new_rates = [group.get("initial_lr") for group in self.optimizer.param_groups]
         new_bases = list(getattr(self.lr_scheduler, "base_lrs", []))
-        new_state = copy.deepcopy(self.lr_scheduler.state_dict())
         super()._load_optimizer_and_scheduler(checkpoint)
         for group, new in zip(self.optimizer.param_groups, new_rates, strict=True):
             old = group.setdefault("initial_lr", new)  # earlier versions did not save that of BY_METRIC
             if old != new:
                 group["lr"] = group["lr"] * new / old if old else new
                 group["initial_lr"] = new
-        if new_state.get("mode") != self.lr_scheduler.state_dict().get("mode"):  # another metric than before
-            self.lr_scheduler.load_state_dict(new_state)
         if new_bases:
             self.lr_scheduler.base_lrs = new_bases
             self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
