@@ -5,8 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -23,9 +21,7 @@ from user_errors import rejects
 from recnmt_hf.commands.main import main
 from recnmt_hf.errors import ExistingFileError
 from recnmt_hf.training import output_folder
-from recnmt_hf.training import sections as sections_of_recipes
 from recnmt_hf.training.arguments import training_options
-from recnmt_hf.training.building import ModelSection
 from recnmt_hf.training.checkpoints import (
     MANIFEST,
     average_checkpoints,
@@ -33,7 +29,7 @@ from recnmt_hf.training.checkpoints import (
     mark_complete,
     newest_checkpoint,
 )
-from recnmt_hf.training.plan import FREE, FREE_PREFIXES, Plan, identity_of
+from recnmt_hf.training.plan import FREE, FREE_PREFIXES, identity_of
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
 
@@ -94,17 +90,6 @@ def test_every_other_setting_is_part_of_the_identity(name):
     changed = identity_of(settings, True) != identity_of(Recipe().to_dict(), True)
     is_free = f"training.{name}" in FREE or f"training.{name}".startswith(FREE_PREFIXES)
     assert changed != is_free
-
-
-def test_a_plan_has_no_part_of_a_recipe(tmp_path):
-    """What a run sees is resolved: an edit of the recipe afterwards changes nothing."""
-    plan = Plan.of(tiny(), tmp_path)
-    sections = tuple(kind for kind in vars(sections_of_recipes).values() if str(kind).endswith("Section'>"))
-    parts = [plan, plan.data, *plan.stages, *plan.tests]
-    values = [value for part in parts for value in vars(part).values()]
-    assert len(sections) >= 5 and not [
-        value for value in values if isinstance(value, (Recipe, ModelSection, *sections))
-    ]
 
 
 def test_allowed_changes_are_reported(finished, run, capsys):
@@ -285,37 +270,13 @@ def test_damage_of_unchanged_size(finished, run, capsys):
     assert [step for step, _ in checkpoints_in(run)] == [3, 4]
 
 
-def test_average_of_a_run_that_trains(run):
-    """Reading needs no lock."""
+def test_a_run_excludes_others_but_not_readers(finished, run):
+    patience = mock.patch.object(output_folder, "LOCK_PATIENCE", 0.2)
     with output_folder.locked(run):
         average_checkpoints([folder for _, folder in checkpoints_in(run)], run.parent / "mean")
-
-
-# -- lock --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_two_runs_do_not_share_a_folder(finished, tmp_path):
-    """The second is rejected and names the owner; the folder is free when the owner ends, even if its children live."""
-    folder = tmp_path / "run"
-    code = (
-        "import os, sys, time; from pathlib import Path; from recnmt_hf.training.output_folder import locked\n"
-        "with locked(Path(sys.argv[1])):\n"
-        "    os.fork() and print('locked', flush=True)\n"
-        "    time.sleep(60)"
-    )
-    owner = subprocess.Popen([sys.executable, "-c", code, folder], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout.readline() == "locked\n"
-    patience = mock.patch.object(output_folder, "LOCK_PATIENCE", 0.2)
-    with patience, rejects(f"process {owner.pid} on ", field=str(folder)):
-        train(small(finished), folder, overwrite=True)
-    (child,) = psutil.Process(owner.pid).children()
-    owner.kill()
-    owner.wait()
-    assert child.is_running()
-    train(small(finished, training={"max_steps": 1}), folder)
-    child.kill()
-    assert not (folder / ".lock").exists()
+        with patience, rejects(f"process {os.getpid()} on ", field=str(run)):
+            train(small(finished), run, overwrite=True)
+    train(small(finished), run, resume=True)
 
 
 # -- ownership of folders ----------------------------------------------------------------------------------------------
@@ -325,19 +286,24 @@ def contents(folder):
     return {str(path.relative_to(folder)): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("demand", ["resume", "overwrite"])
+FOREIGN = [
+    ["model.old/thesis.txt", "runs/a.txt"],
+    ["checkpoint-500/trainer_state.json", "checkpoint-500/model.safetensors"],
+    ["recipe.yaml", "run.json", "results.json"],
+    ["tokenizers.partial/thesis.txt", ".thesis.partial"],
+]
+
+
 @pytest.mark.parametrize(
-    "files",
+    ("in_run", "demand", "files"),
     [
-        ["model.old/thesis.txt", "runs/a.txt"],
-        ["checkpoint-500/trainer_state.json", "checkpoint-500/model.safetensors"],
-        ["recipe.yaml", "run.json", "results.json"],
-        ["tokenizers.partial/thesis.txt", ".thesis.partial"],
+        *((False, demand, files) for demand in ("resume", "overwrite") for files in FOREIGN),
+        *((True, "overwrite", [name]) for name in ("thesis.txt", "models/a", "baseline/thesis.txt")),
     ],
 )
-def test_foreign_files_with_the_names_of_a_run_stay(finished, tmp_path, demand, files):
+def test_foreign_files_stay(finished, run, in_run, demand, files):
     """Another program's recipe.yaml and a stock Trainer's checkpoint are not a run."""
-    folder = tmp_path / "folder"
+    folder = run if in_run else run.parent / "folder"
     for name in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{model: thesis}")
@@ -345,16 +311,6 @@ def test_foreign_files_with_the_names_of_a_run_stay(finished, tmp_path, demand, 
     with rejects("nothing was deleted", field=str(folder), kind=ExistingFileError):
         train(small(finished), folder, **{demand: True})
     assert contents(folder) == before
-
-
-@pytest.mark.parametrize("name", ["thesis.txt", "models/a", "baseline/thesis.txt"])
-def test_overwriting_refuses_other_files(finished, run, name):
-    (run / name).parent.mkdir(parents=True, exist_ok=True)
-    (run / name).write_text("precious")
-    before = contents(run)
-    with rejects("nothing was deleted", field=str(run), kind=ExistingFileError):
-        train(small(finished), run, overwrite=True)
-    assert contents(run) == before
 
 
 def test_an_overwritten_run_returns_if_the_new_one_fails_before_training(finished, run, tmp_path):

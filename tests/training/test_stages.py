@@ -3,26 +3,19 @@
 import json
 import re
 import shutil
-import signal
-import time
 from unittest import mock
 
-import psutil
 import pytest
 import torch
-import transformers
-from other_processes import output_of
-from packaging import version
 from safetensors.torch import load_file
 from test_kills import SIZE, end_like, killed_everywhere, tiny
-from test_training import launch
 from user_errors import rejects
 
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.models.configuration_nmt_transformer import NMTTransformerConfig
 from recnmt_hf.models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
 from recnmt_hf.training.building import ModelSection, build_config, with_fields_of
-from recnmt_hf.training.checkpoints import checkpoints_in, newest_checkpoint
+from recnmt_hf.training.checkpoints import checkpoints_in
 from recnmt_hf.training.run import train
 
 
@@ -238,39 +231,3 @@ def test_training_a_variant_from_scratch_warns(finished, tmp_path, capsys, model
         train(plan, tmp_path / "run")
     messages = capsys.readouterr().err
     assert ("never learn to align" in messages and "Set training.baseline_steps" in messages) == warns
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    version.parse(transformers.__version__) < version.parse("5.20"),
-    reason="transformers before 5.20 cannot load optimizer states on several CPU processes (device cpu:0)",
-)
-def test_two_processes_killed_in_the_second_stage(tmp_path):
-    """The resumed run ends bit-equal, with dropout and batch norm. Kills in other places are in test_kills.py."""
-    model = {"type": "rnmt", "fields": {"d_model": 16, "dropout": 0.2, "init_uniform": None}}
-    training = {
-        "max_steps": 10,
-        "baseline_steps": 2,
-        "save_steps": 2,
-        "eval_steps": 4,
-        "gradient_accumulation_steps": 2,
-    }
-    plan = tiny(training=training)
-    (tmp_path / "recipe.json").write_text(json.dumps({**plan.to_dict(), "model": model}))
-    output_of(launch(tmp_path / "whole"))
-    killed = launch(tmp_path / "killed")
-    deadline = time.time() + 300
-    while not list((tmp_path / "killed").glob("checkpoint-4/complete.json")):
-        assert killed.poll() is None and time.time() < deadline, killed.stdout.read()[-3000:]
-        time.sleep(0.01)
-    processes = [psutil.Process(killed.pid), *psutil.Process(killed.pid).children(recursive=True)]
-    for process in processes:
-        process.send_signal(signal.SIGKILL)
-    psutil.wait_procs(processes)
-    killed.wait()
-    assert not (tmp_path / "killed/model").exists()
-    newest = newest_checkpoint(tmp_path / "killed")
-    assert f"Resuming from {newest}" in output_of(launch(tmp_path / "killed", "resume"))
-    for name in ("checkpoint-8", "checkpoint-10", "model"):
-        whole, resumed = (load_file(tmp_path / run / name / "model.safetensors") for run in ("whole", "killed"))
-        assert all(torch.equal(whole[key], resumed[key]) for key in whole), name

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -12,6 +13,7 @@ import torch
 import transformers
 from other_processes import launched, output_of
 from safetensors.torch import load_file
+from test_kills import PAIRS, tiny
 from user_errors import rejects
 
 import recnmt_hf
@@ -75,6 +77,19 @@ def test_whole_loop(tmp_path):
     assert not list(folder.glob("*.bin")) and not list(folder.glob("*.pt"))
     with rejects(field=str(tmp_path / "run"), kind=FileExistsError):
         train(plan, tmp_path / "run")
+
+
+def test_sentences_of_the_training_text_are_counted(tmp_path, caplog):
+    """Apart from case, punctuation and spaces; the score without them is kept too."""
+    (one, two), (three, four) = (line.split("\t") for line in Path(PAIRS["tsv"]).read_text().splitlines()[-2:])
+    (tmp_path / "t.tsv").write_text(
+        f"{one.upper()}\t{two}\n{three}  -- !\t{four}\nAn unseen one.\tEin neuer.\n...\t...\n"
+    )
+    tests = {"seen": {"tsv": str(tmp_path / "t.tsv")}, "same": PAIRS}
+    folder = train(tiny(test=tests, training={"max_steps": 1, "eval_strategy": "no"}), tmp_path / "run")
+    assert "2 sentences are in the training text" in caplog.text and "test.same is the validation set" in caplog.text
+    seen = next(test for test in Evidence.load(folder).tests if test.name == "seen")
+    assert seen.seen == 2 and set(seen.clean_scores) == {"bleu"} and seen.length_ratio is not None
 
 
 def trainer_for(tmp_path, tokenizer, model=None, **settings):

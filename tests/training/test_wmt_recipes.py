@@ -74,78 +74,33 @@ def hub_sets(tmp_path_factory, corpus):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "size"), [("wmt14_en_de", "base"), ("wmt17_zh_en", "big")])
-def test_baseline_then_warm_start(hub_sets, repository, monkeypatch, capsys, task, size):
-    """Two runs under their default output folders, the second from the first, with its vocabulary; and both in one."""
-    monkeypatch.chdir(hub_sets)
-    recipes = repository / "scripts/recipes"
-    assert main(["train", str(recipes / f"{task}_{size}.yaml"), *SMALL]) == 0
-    capsys.readouterr()
-    fields = ["model.fields.recurrence_hidden_size=32", "training.learning_rate=0"]
-    variant = ["train", str(recipes / f"{task}_{size}_biarn.yaml"), *SMALL, *fields]
-    assert main([*variant, f"model.init_from=outputs/{task}_{size}/model", "training.baseline_steps=null"]) == 0
-    messages = capsys.readouterr().err
-    assert f"Warm start from outputs/{task}_{size}/model: copied" in messages and "did not use" not in messages
-    assert ("newstest2014" in messages) == (task == "wmt14_en_de") and ("newstest2017" in messages) == (
-        task == "wmt17_zh_en"
-    )
-    stages = [hub_sets / "outputs" / f"{task}_{size}{suffix}/model/model.safetensors" for suffix in ("", "_biarn")]
-    baseline, warm = (load_file(stage) for stage in stages)
-    assert set(baseline) < set(warm)
-    assert all(torch.equal(tensor, warm[name]) for name, tensor in baseline.items())
-    if size == "big":
-        return
-    assert main([*variant, "training.baseline_steps=1", "--output", "outputs/stages", "--overwrite"]) == 0
-    assert "Warm start from outputs/stages/baseline/checkpoint-1: copied" in capsys.readouterr().err
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("task", "tests"), [("wmt14_en_de_big", ["newstest2014"]), ("nist_zh_en_big", ["nist02", "nist03", "nist04"])]
+    ("name", "tests", "references"),
+    [
+        ("wmt17_zh_en_big_biarn", ["newstest2017"], 1),
+        ("wmt14_en_de_big_rpe", ["newstest2014"], 1),
+        ("nist_zh_en_big_rpe", ["nist02", "nist03", "nist04"], 4),
+        ("nist_zh_en_rnmt", ["mt03", "mt04", "mt05", "mt06"], 4),
+    ],
 )
-def test_recurrent_positions(hub_sets, repository, monkeypatch, task, tests):
-    """With the paper's share of the channels: half of them."""
+def test_recipes_of_the_papers(hub_sets, repository, monkeypatch, name, tests, references):
+    """With the paper's parts of the model, all test sets, all references and their average."""
     monkeypatch.chdir(hub_sets)
-    assert main(["train", str(repository / f"scripts/recipes/{task}_rpe.yaml"), *SMALL]) == 0
-    output = hub_sets / "outputs" / f"{task}_rpe"
+    fields = ["model.fields.recurrence_hidden_size=32", "training.baseline_steps=1"] if "biarn" in name else []
+    small = [setting for setting in SMALL if "rnmt" not in name or not ("layers" in setting or "vocab_size" in setting)]
+    fields += ["tokenizer.vocab_size=200"] if "rnmt" in name else []  # the steps of `SMALL` replace its epochs
+    assert main(["train", str(repository / f"scripts/recipes/{name}.yaml"), *small, *fields]) == 0
+    output = hub_sets / "outputs" / name
     assert sorted(path.stem for path in output.glob("model-*")) == [f"model-{test}" for test in tests]
+    parts = {"biarn": "recurrence", "rpe": "recurrent_positions", "rnmt": "relation_layers"}
     weights = load_file(output / "model/model.safetensors")
-    positions = {name: tensor.shape for name, tensor in weights.items() if "recurrent_positions.out_proj.w" in name}
-    assert list(positions.values()) == [(16, 16), (16, 16)]
-    assert ("model.shared.weight" in weights) == (task != "nist_zh_en_big")
-    # The scores use all references, and the card says so.
+    assert any(parts[name.rpartition("_")[2]] in weight for weight in weights)
     scores, card = Evidence.load(output / "model").tests, (output / "model/README.md").read_text()
-    references = 4 if task == "nist_zh_en_big" else 1
     assert all(score.references == references and f"nrefs:{references}|" in score.signature for score in scores)
-    assert ("nist03 (4 references)" in card) == ("| average |" in card) == (references == 4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["nist_zh_en", "wmt16_en_de"])
-def test_recurrent_models(hub_sets, repository, monkeypatch, capsys, task):
-    """RNMT in the paper's own settings, and its baseline by one field."""
-    monkeypatch.chdir(hub_sets)
-    small = [setting for setting in SMALL if "layers" not in setting and "vocab_size" not in setting]
-    small += ["tokenizer.vocab_size=200"]  # the number of steps in `SMALL` replaces the recipe's epochs
-    if task == "wmt16_en_de":
-        small.append("tokenizer.target_vocab_size=200")
-    recipe = str(repository / "scripts/recipes" / f"{task}_rnmt.yaml")
-    plain = [["model.fields.relation_layers=0"]] if task == "nist_zh_en" else []
-    for fields in ([], *plain):
-        output = f"outputs/{task}-{len(fields)}"
-        assert main(["train", recipe, *small, *fields, "-o", output]) == 0
-        messages = capsys.readouterr().err
-        assert ("newstest2016" in messages) == (task == "wmt16_en_de")
-        results = json.loads((hub_sets / output / "results.json").read_text())
-        if task == "nist_zh_en":
-            scores = [results[f"mt0{year}"]["bleu"] for year in (3, 4, 5, 6)]
-            assert results["average"]["bleu"] == pytest.approx(sum(scores) / 4)
-            assert "average of the test sets: bleu" in messages
-        else:
-            assert "average" not in results
-        state = torch.load(next((hub_sets / output).glob("checkpoint-2")) / "optimizer.pt", weights_only=True)
-        assert set(state["state"][0]) == {"step", "square_avg", "acc_delta"}
-        group = state["param_groups"][0]
+    assert ("| average |" in card) == (len(tests) > 1)
+    results = json.loads((output / "results.json").read_text())
+    if len(tests) > 1:
+        assert results["average"]["bleu"] == pytest.approx(sum(results[test]["bleu"] for test in tests) / len(tests))
+    if "rnmt" in name:
+        group = torch.load(output / "checkpoint-2/optimizer.pt", weights_only=True)["param_groups"][0]
         assert (group["lr"], group["rho"], group["eps"]) == (1.0, 0.95, 1e-6)
-        weights = load_file(hub_sets / output / "model/model.safetensors")
-        assert any("relation_layers" in name for name in weights) == (not fields)
