@@ -172,7 +172,7 @@ def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
         "languages": [LANGUAGES.get(main_language(code), "").title() or code for code in evidence.languages],
         "task": task,
         "item": "text" if task == "summarization" else "sentence",
-        "score_table": markdown_table(score_rows(tests)) if tests else "",
+        "score_table": score_table(tests),
         "signatures": list(dict.fromkeys(test.signature for test in tests)),
         "decodings": list(dict.fromkeys(describe_decoding(test) for test in tests)),
         "significance_tests": list(dict.fromkeys(test.test for test in tests if test.test)),
@@ -190,25 +190,20 @@ def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def score_rows(tests: Sequence[TestScore]) -> list[list[str]]:
-    """Return titles and rows of the table of scores, with baselines and p-values if available."""
+def score_table(tests: Sequence[TestScore]) -> str:
+    """Return the table of scores, with baselines and p-values if available."""
     kinds = list(dict.fromkeys(kind for test in tests for kind in test.scores))
-    compared, has_lengths = any(test.baseline for test in tests), any(test.length_ratio for test in tests)
     heads = ["test set", "sentences", *(METRIC_NAMES.get(kind, kind) for kind in kinds)]
-    heads += ["length ratio"] if has_lengths else []
-    rows = [heads + (["baseline", "p"] if compared else [])]
+    rows = [[*heads, "length ratio", "baseline", "p"]]
     for test in tests:
         name = test.name if test.references == 1 else f"{test.name} ({test.references} references)"
+        scores = " / ".join(number(test.baseline_scores.get(kind)) for kind in kinds)
+        baseline = f"{scores} ({test.baseline})" if test.baseline else ""
         row = [name, f"{test.sentences:,}", *(number(test.scores.get(kind)) for kind in kinds)]
-        row += [number(test.length_ratio, 3)] if has_lengths else []
-        if compared:
-            scores = " / ".join(number(test.baseline_scores.get(kind)) for kind in kinds)
-            row += [f"{scores} ({test.baseline})" if test.baseline else "", number(test.p_value, 3)]
-        rows.append(row)
+        rows.append([*row, number(test.length_ratio, 3), baseline, number(test.p_value, 3)])
     if average := average_of(tests):
-        row = [AVERAGE, "", *(number(average.get(kind)) for kind in kinds)]
-        rows.append(row + [""] * (len(rows[0]) - len(row)))
-    return rows
+        rows.append([AVERAGE, "", *(number(average.get(kind)) for kind in kinds), "", "", ""])
+    return markdown_table(filled_columns(rows)) if tests else ""
 
 
 def paper_table(tables: Sequence[PaperTable], evidence: Evidence) -> str:
@@ -228,8 +223,7 @@ def paper_table(tables: Sequence[PaperTable], evidence: Evidence) -> str:
         is_same = list(table.task.languages) == evidence.languages and evidence.model.get("preset") == table.size
         ours = [own, own_differences] if is_same else ["", ""]
         rows.append([task, table.size, table.task.metric, baseline, scores, differences, *ours])
-    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    return markdown_table(list(zip(*columns, strict=True))) if tables else ""
+    return markdown_table(filled_columns(rows)) if tables else ""
 
 
 def duration(seconds: float) -> str:
@@ -244,15 +238,14 @@ def curve_table(curve: Sequence[Mapping[str, Any]]) -> str:
     evaluated = [row for row in curve if "eval_loss" in row]
     if not evaluated:
         return ""
-    names = [name for name in VALIDATION_METRICS if any(f"eval_{name}" in row for row in evaluated)]
     means = sorted({name for row in evaluated for name in row if name.startswith("mean_")})
-    heads = [f"validation {METRIC_NAMES.get(name, name)}" for name in names]
+    heads = [f"validation {METRIC_NAMES.get(name, name)}" for name in VALIDATION_METRICS]
     rows = [["step", *heads, *(f"training {name.removeprefix('mean_')}" for name in means)]]
     last, count = len(evaluated) - 1, min(MAX_ROWS, len(evaluated))
     for row in (evaluated[round(k * last / max(count - 1, 1))] for k in range(count)):
-        values = [number(row.get(f"eval_{name}"), 3 if name == "loss" else 2) for name in names]
+        values = [number(row.get(f"eval_{name}"), 3 if name == "loss" else 2) for name in VALIDATION_METRICS]
         rows.append([f"{row['step']:,}", *values, *(number(row.get(name), 3) for name in means)])
-    return markdown_table(rows)
+    return markdown_table(filled_columns(rows))
 
 
 def card_data(config: Any, evidence: Evidence, title: str, license: str | None) -> ModelCardData:
@@ -299,6 +292,11 @@ def hub_datasets(corpora: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> li
 def number(value: float | None, digits: int = 2) -> str:
     """Format a number; `None` gives empty text."""
     return "" if value is None else f"{value:.{digits}f}"
+
+
+def filled_columns(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the rows of a table without columns that are empty but for their header."""
+    return list(zip(*(column for column in zip(*rows, strict=True) if any(column[1:])), strict=True))
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:

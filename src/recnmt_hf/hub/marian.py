@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from .._extras import packages_of_extra
 from .._loading_errors import explained_loading, looks_local
 from ..data.files import open_output_folder
 from ..data.tokenization import load_unchecked
-from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair, stamp_tokenizers
+from ..data.tokenizer_pair import TokenizerPair, stamp_tokenizers
 from ..inference.loading import check_loading, silence_loading_report
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
@@ -104,18 +106,24 @@ def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
     """
     model = from_marian(source, **kwargs)
     tokenizer = marian_tokenizer(source, **kwargs)
-    with open_output_folder(output, must_be_new=True) as working:
-        tokenizers = save_tokenizers(tokenizer, working, model.config.share_encoder_decoder_embeddings)
-        stamp_tokenizers(model.config, *tokenizers)
-        tokenizers.check(model)
-        model.save_pretrained(working)
-        languages = [getattr(tokenizer, name, None) for name in ("source_lang", "target_lang")]
-        Evidence(
-            model={"type": model.config.model_type, "parameters": model.num_parameters()},
-            languages=[str(language) for language in languages] if all(languages) else [],
-            base_model=None if looks_local(str(source)) else str(source),
-        ).save(working)
+    with open_output_folder(output, must_be_new=True) as working, TemporaryDirectory() as folder:
+        tokenizers = split_tokenizer(tokenizer, folder, model.config.share_encoder_decoder_embeddings)
+        languages = [str(getattr(tokenizer, name, None) or "") for name in ("source_lang", "target_lang")]
+        base_model = None if looks_local(str(source)) else str(source)
+        save_imported(model, tokenizers, working, languages if all(languages) else [], base_model)
     return Path(output)
+
+
+def save_imported(
+    model: Any, tokenizers: TokenizerPair, folder: Path, languages: Sequence[str] = (), base_model: str | None = None
+) -> None:
+    """Save an imported model with its tokenizers and what is known of it."""
+    stamp_tokenizers(model.config, *tokenizers)
+    tokenizers.check(model)
+    tokenizers.save(folder)
+    model.save_pretrained(folder)
+    about = {"type": model.config.model_type, "parameters": model.num_parameters()}
+    Evidence(model=about, languages=list(languages), base_model=base_model).save(folder)
 
 
 def marian_tokenizer(source: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
@@ -126,23 +134,20 @@ def marian_tokenizer(source: str | Path, **kwargs: Any) -> PreTrainedTokenizerBa
     return load_unchecked(source, "tokenizer of", **kwargs)
 
 
-def save_tokenizers(tokenizer: PreTrainedTokenizerBase, folder: Path, is_joint: bool) -> TokenizerPair:
-    """Save a MarianMT tokenizer, as two tokenizers if the sides have separate vocabularies or embeddings."""
-    tokenizer.save_pretrained(str(folder))
+def split_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str, is_joint: bool) -> TokenizerPair:
+    """Return a MarianMT tokenizer, saved in a folder, as two if the sides have separate vocabularies or embeddings."""
     has_two = getattr(tokenizer, "separate_vocabs", False)
     if is_joint and not has_two:
         return TokenizerPair(tokenizer)
+    tokenizer.save_pretrained(folder)
     kind: Any = type(tokenizer)
-    controls = {name: str(getattr(tokenizer, name)) for name in ("unk_token", "eos_token", "pad_token")}
-    settings = {"model_max_length": tokenizer.model_max_length, **controls}
+    names = ("unk_token", "eos_token", "pad_token", "model_max_length")
+    settings = {name: getattr(tokenizer, name) for name in names}
     source, target = (
-        kind(*[str(folder / pieces)] * 2, str(folder / symbols), **settings)
-        for pieces, symbols in (("source.spm", "vocab.json"), ("target.spm", f"{'target_' * has_two}vocab.json"))
+        kind(*[f"{folder}/{side}.spm"] * 2, f"{folder}/{symbols}", **settings)
+        for side, symbols in (("source", "vocab.json"), ("target", f"{'target_' * has_two}vocab.json"))
     )
-    target.save_pretrained(str(folder / TARGET_TOKENIZER))
-    source.save_pretrained(str(folder))
-    (folder / "target_vocab.json").unlink(missing_ok=True)
-    return TokenizerPair.load(folder)
+    return TokenizerPair(source, target)
 
 
 def to_marian(model: NMTTransformerForConditionalGeneration) -> MarianMTModel:

@@ -5,28 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import yaml
-from transformers import GenerationConfig
+from transformers import GenerationConfig, MarianTokenizer, PreTrainedTokenizerBase
 
 from .._bounded_reading import read_bounded
 from .._extras import packages_of_extra
 from ..data.files import open_output, open_output_folder
 from ..data.languages import list_names
 from ..data.text import open_bytes
-from ..data.tokenizer_pair import TokenizerPair, stamp_tokenizers
+from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError
 from ..inference.backends.torch_model import check_weights
 from ..inference.model_settings import start_id
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
-from ..training.evidence import Evidence
 from ..training.processes import logger
 from .checked_copy import load_checked
-from .marian import save_tokenizers
+from .marian import save_imported
 from .marian_format import (
     FURTHER,
     OLD_OUTPUT,
@@ -37,7 +37,7 @@ from .marian_format import (
     places_of,
     read_marian_file,
 )
-from .marian_settings import IGNORED_BY_SEARCH, IMPORTED_SETTINGS, Settings, check_function, settings_of
+from .marian_settings import IMPORTED_SETTINGS, WITHOUT_EFFECT, Settings, check_function, settings_of
 
 
 PADDING = "<pad>"
@@ -72,17 +72,17 @@ def import_marian_file(
             files do not belong together. Nothing is written.
         FileExistsError: The output exists and is not empty.
     """
+
+    def content_of(path: str | Path) -> bytes:
+        with open_bytes(path) as opened:
+            return read_bounded(opened, str(path))
+
     file, path = read_marian_file(source), str(source)
-    settings = Settings(file.settings, path)
-    search = settings
+    settings = search = Settings(file.settings, path)
     if search_settings is not None:
-        with open_bytes(search_settings) as opened:
-            own = parse_settings(read_bounded(opened, str(search_settings)), str(search_settings))
-        search = Settings({**file.settings, **own}, str(search_settings), IGNORED_BY_SEARCH)
-    pieces = []
-    for vocabulary in vocabularies:
-        with open_bytes(vocabulary) as opened:
-            pieces.append(parse_pieces(read_bounded(opened, str(vocabulary)), str(vocabulary)))
+        own = parse_settings(content_of(search_settings), str(search_settings))
+        search = Settings({**file.settings, **own}, str(search_settings), WITHOUT_EFFECT)
+    pieces = [parse_pieces(content_of(vocabulary), str(vocabulary)) for vocabulary in vocabularies]
     is_shared = settings.fields()["share_encoder_decoder_embeddings"]
     controls = [(side.symbols[side.end], side.symbols[side.unknown]) for side in pieces]
     if (is_shared and pieces[0].content != pieces[1].content) or controls[0] != controls[1]:
@@ -93,13 +93,9 @@ def import_marian_file(
         )
     model = build_model(file.arrays, settings, pieces)
     model.generation_config = generation_settings(search, model.config, pieces[1])
-    with open_output_folder(output, must_be_new=True) as working:
-        tokenizers = write_tokenizers(pieces, model.config, working)
-        stamp_tokenizers(model.config, *tokenizers)
-        tokenizers.check(model)
-        model.save_pretrained(working)
-        about = {"type": model.config.model_type, "parameters": model.num_parameters()}
-        Evidence(model=about).save(working)
+    with open_output_folder(output, must_be_new=True) as working, TemporaryDirectory() as folder:
+        made = [make_tokenizer(side, model.config, f"{folder}/{i}") for i, side in enumerate(pieces)]
+        save_imported(model, TokenizerPair(made[0], None if is_shared else made[1]), working)
     if file.is_quantized:
         logger.info(
             f"{path} has 8-bit weights, which were converted to float32. Marian also quantizes activations, so that "
@@ -210,9 +206,8 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
     has_bias = bias is not None and bool(not omits_bias or bias[:, : sizes[1]].any())
     arrays: dict[str, np.ndarray] = {}
     for place in places_of(model.config, has_bias):
-        views = place.views(state[place.parameter], sizes)
-        # Marian reads arrays in the order of C only.
-        arrays |= zip(place.arrays, (np.ascontiguousarray(view.float().cpu().numpy()) for view in views), strict=True)
+        for name, view in zip(place.arrays, place.views(state[place.parameter], sizes), strict=True):
+            arrays[name] = np.ascontiguousarray(view.float().cpu().numpy())  # Marian reads only the order of C
     generation = model.generation_config
     sides = ["vocab"] if pieces[0].content == pieces[1].content else ["source", "target"]
     names = [f"{output.stem}.{side}.spm" for side in sides]
@@ -262,32 +257,20 @@ def parse_pieces(content: bytes, path: str) -> Pieces:
     return Pieces(path, content, symbols, model.eos_id(), model.unk_id())
 
 
-def write_tokenizers(pieces: Sequence[Pieces], config: NMTTransformerConfig, folder: Path) -> TokenizerPair:
-    """Write tokenizers of MarianMT with these vocabularies, one for both sides if they are the same."""
-    from transformers import MarianTokenizer
-
-    source, target = pieces
-    is_joint = source.content == target.content
-    for name, vocabulary in (("source", source), ("target", target)):
-        (folder / f"{name}.spm").write_bytes(vocabulary.content)
-        further = [f"<row {i}>" for i in range(len(vocabulary.symbols), config.vocab_size - 1)]
-        symbols = {symbol: i for i, symbol in enumerate([*vocabulary.symbols, *further, PADDING])}
-        (folder / f"{name}_vocab.json").write_text(json.dumps(symbols, ensure_ascii=False), encoding="utf-8")
-    tokenizer = MarianTokenizer(
-        source_spm=str(folder / "source.spm"),
-        target_spm=str(folder / "target.spm"),
-        vocab=str(folder / "source_vocab.json"),
-        target_vocab_file=None if is_joint else str(folder / "target_vocab.json"),
-        separate_vocabs=not is_joint,
-        unk_token=source.symbols[source.unknown],
-        eos_token=source.symbols[source.end],
+def make_tokenizer(pieces: Pieces, config: NMTTransformerConfig, place: str) -> PreTrainedTokenizerBase:
+    """Return MarianMT's tokenizer with this vocabulary, whose files are written to a place."""
+    spm, vocabulary = Path(f"{place}.spm"), Path(f"{place}.json")
+    spm.write_bytes(pieces.content)
+    further = [f"<row {i}>" for i in range(len(pieces.symbols), config.vocab_size - 1)]
+    symbols = {symbol: i for i, symbol in enumerate([*pieces.symbols, *further, PADDING])}
+    vocabulary.write_text(json.dumps(symbols, ensure_ascii=False), encoding="utf-8")
+    return MarianTokenizer(
+        *(str(spm), str(spm), str(vocabulary)),
+        unk_token=pieces.symbols[pieces.unknown],
+        eos_token=pieces.symbols[pieces.end],
         pad_token=PADDING,
         model_max_length=config.max_position_embeddings,
     )
-    tokenizers = save_tokenizers(tokenizer, folder, config.share_encoder_decoder_embeddings)
-    for name in ("source", "target"):
-        (folder / f"{name}_vocab.json").unlink(missing_ok=True)  # the saved one is vocab.json
-    return tokenizers
 
 
 def pieces_of(tokenizers: TokenizerPair) -> list[Pieces]:

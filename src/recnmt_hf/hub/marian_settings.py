@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,17 +66,14 @@ WITHOUT_EFFECT = (
     "max-length max-length-crop seed gemm-precision gemm-type optimize precision fp16 skip-cost input output stat-freq "
     "ssplit-mode ssplit-prefix-file max-length-break"
 )
-IGNORED_BY_SEARCH = set(WITHOUT_EFFECT.split())
 # Settings that every file has, and the defaults of the others: Marian's, or those of the tools that publish students.
 REQUIRED = ("type", "dim-emb", "enc-depth", "dec-depth")
 SEARCH_DEFAULTS: dict[str, Any] = {"beam-size": 1, "normalize": 1.0, "max-length-factor": 3.0}
 # Those of an exported model that was not imported, before the settings of its configuration.
-OFF_BY_DEFAULT = (
-    "right-left ulr layer-normalization skip transformer-no-projection transformer-pool transformer-rnn-projection "
-    "transformer-train-position-embeddings transformer-aan-nogate ulr-trainable-transformation"
-)
 DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(OFF_BY_DEFAULT.split(), False),
+    **dict.fromkeys(("right-left", "ulr", "ulr-trainable-transformation", "layer-normalization", "skip"), False),
+    **dict.fromkeys(("transformer-no-projection", "transformer-pool", "transformer-rnn-projection"), False),
+    **dict.fromkeys(("transformer-train-position-embeddings", "transformer-aan-nogate"), False),
     **{"bert-train-type-embeddings": True, "bert-type-vocab-size": 2, "input-types": [], "lemma-dim-emb": 0},
     **{"enc-type": "bidirectional", "enc-cell": "gru", "enc-cell-depth": 1, "dim-rnn": 1024, "ulr-dim-emb": 0},
     **{"dec-cell": "gru", "dec-cell-base-depth": 2, "dec-cell-high-depth": 1, "transformer-ffn-depth": 2},
@@ -84,6 +81,11 @@ DEFAULTS: dict[str, Any] = {
     **{"transformer-guided-alignment-layer": "last", "transformer-postprocess-emb": "d", "type": "transformer"},
     **{"transformer-tied-layers": [], "transformer-ffn-activation": "swish", "transformer-heads": 8},
     **{"transformer-dim-ffn": 2048, "transformer-decoder-dim-ffn": 0, "transformer-decoder-autoreg": "self-attention"},
+}
+# Settings and fields with the same values.
+SAME = {
+    **{"dim-emb": "d_model", "enc-depth": "encoder_layers", "dec-depth": "decoder_layers"},
+    **{"transformer-heads": "decoder_attention_heads", "transformer-dim-ffn": "encoder_ffn_dim"},
 }
 # Fields of every Transformer of Marian.
 FUNCTION: dict[str, Any] = {
@@ -102,7 +104,7 @@ class Settings:
 
     values: Mapping[str, Any]
     path: str  # of their file
-    ignored: Set[str] = frozenset()  # names of further settings without effect
+    ignored: str = ""  # names of further settings without effect
 
     def __post_init__(self) -> None:
         for name, value in sorted({**dict.fromkeys(REQUIRED), **self.values}.items()):
@@ -111,7 +113,7 @@ class Settings:
                 is_supported = type(value) is int and value in allowed
             else:
                 is_supported = not allowed or any(is_same(value, one) for one in allowed)
-            self.require(is_supported and (name in SETTINGS or name in self.ignored), name)
+            self.require(is_supported and (name in SETTINGS or name in self.ignored.split()), name)
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of a setting, or its default; `False` if it is off."""
@@ -134,7 +136,6 @@ class Settings:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of the configuration of a model, without those of its vocabularies."""
-        d_model, heads, ffn = (self[name] for name in ("dim-emb", "transformer-heads", "transformer-dim-ffn"))
         is_norm_first = self[ORDER[0]] == "n"
         for name, expected in zip(ORDER, ORDERS[is_norm_first], strict=True):
             self.require((self.values.get(name) or "") == expected, name)
@@ -144,12 +145,9 @@ class Settings:
         self.require(aligning in layers, "transformer-guided-alignment-layer")
         is_tied, kind = self["tied-embeddings-all"], AUTOREGRESSIONS[self["transformer-decoder-autoreg"]]
         fields = {
-            "d_model": d_model,
-            "encoder_layers": self["enc-depth"],
-            "decoder_layers": self["dec-depth"],
-            **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), heads),
-            "encoder_ffn_dim": ffn,
-            "decoder_ffn_dim": self["transformer-decoder-dim-ffn"] or ffn,
+            **{field: self[name] for name, field in SAME.items()},
+            "encoder_attention_heads": self["transformer-heads"],
+            "decoder_ffn_dim": self["transformer-decoder-dim-ffn"] or self["transformer-dim-ffn"],
             "activation_function": self.activation("transformer-ffn-activation"),
             "share_encoder_decoder_embeddings": is_tied or self["tied-embeddings-src"],
             "tie_word_embeddings": is_tied or self["tied-embeddings"],
@@ -169,7 +167,7 @@ class Settings:
             fields["aan_ffn"] = depth == 2
             if depth == 2:  # Marian has no second matrix if the first one leads to the model's width
                 fields["aan_ffn_dim"] = width
-                fields["aan_ffn_layers"] = 1 if width == d_model else 2
+                fields["aan_ffn_layers"] = 1 if width == self["dim-emb"] else 2
                 fields["aan_activation"] = self.activation("transformer-aan-activation")
         return fields
 
@@ -199,13 +197,11 @@ def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: 
     ffn = config.decoder_ffn_dim
     settings: dict[str, Any] = {
         **DEFAULTS,
-        **{"dim-emb": config.d_model, "enc-depth": config.encoder_layers, "dec-depth": config.decoder_layers},
+        **{name: getattr(config, field) for name, field in SAME.items()},
         **{"dim-vocabs": list(sizes), "output-omit-bias": not has_bias, "version": release},
         "tied-embeddings": ties and not shares,
         "tied-embeddings-src": shares and not ties,
         "tied-embeddings-all": shares and ties,
-        "transformer-heads": config.decoder_attention_heads,
-        "transformer-dim-ffn": config.encoder_ffn_dim,
         "transformer-decoder-dim-ffn": 0 if ffn == config.encoder_ffn_dim else ffn,
         "transformer-ffn-activation": names[config.activation_function],
         "transformer-decoder-autoreg": names[kind],

@@ -8,8 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, SpaceCard, SpaceCardData
+from packaging.requirements import Requirement
 
 from .. import __version__
 from .._extras import packages_of_extra
@@ -25,8 +27,6 @@ from .publishing import ALLOWED, MODELS, SPACE, check_contents, check_links, exp
 
 # Files of models of the Hub: those that this package saves, and the vocabularies of transformers' other tokenizers.
 FILES = (*(pattern for pattern in ALLOWED if pattern != "*.py"), "*.model", "merges.txt", "vocab.txt")
-# A line of the package's metadata, such as 'gradio>=6; extra == "demo"'.
-REQUIREMENT = re.compile(r"""(?P<name>[\w.-]+)[^;]*(;\s*extra\s*==\s*["'](?P<extra>[\w-]+)["'])?""")
 # Torch without CUDA: the free Spaces have no GPU.
 INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 APP = '''"""Page to try translation models, written by `recnmt publish --space`. Run it with `python app.py`."""
@@ -136,8 +136,9 @@ def requirements(files: Iterable[str]) -> list[str]:
     """Return this package and those that the page needs for models with these files, at the versions installed here."""
     extras = ["demo", *(["marian"] if any(name.endswith((".spm", ".model")) for name in files) else [])]
     with packages_of_extra(",".join(extras), "The page"):
-        own = [REQUIREMENT.fullmatch(line) for line in metadata.requires("recnmt-hf") or []]
-        needed = [one["name"] for one in own if one and one["extra"] in (None, *extras)]
+        own = map(Requirement, metadata.requires("recnmt-hf") or [])
+        wanted: list[Any] = [{"extra": extra} for extra in extras]
+        needed = [one.name for one in own if one.marker is None or any(map(one.marker.evaluate, wanted))]
         # A local version such as that of 2.13.0+cpu is not in the index.
-        pins = [f"{name}=={metadata.version(name).partition('+')[0]}" for name in dict.fromkeys([*needed, "gradio"])]
+        pins = [f"{name}=={metadata.version(name).partition('+')[0]}" for name in dict.fromkeys(needed)]
         return [f"recnmt-hf=={__version__}", *pins]
