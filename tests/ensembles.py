@@ -1,7 +1,7 @@
 """Ensembles of models in memory; `Translator.from_pretrained` makes those of folders."""
 
 from recnmt_hf import Translator
-from recnmt_hf.inference.backends.ensemble import EnsembleBackend
+from recnmt_hf.inference.backends.torch_model import EnsembleBackend
 
 
 def ensemble_of(members):

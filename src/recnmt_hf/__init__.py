@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .inference.pipeline import TranslationPipeline as TranslationPipeline
     from .inference.pipeline import pipeline as pipeline
     from .inference.translator import Translator as Translator
-    from .inference.word_alignment import align_pairs as align_pairs
+    from .inference.translator import align_pairs as align_pairs
     from .metrics.alignment import AlignmentErrorRate as AlignmentErrorRate
     from .metrics.bleu import Bleu as Bleu
     from .metrics.bleu import ChrF as ChrF

@@ -165,36 +165,6 @@ def test_missing_files_and_folders_are_named(world, monkeypatch, command):
     assert snapshot(world) == before
 
 
-def test_options_look_alike():
-    """They are in groups; `-o` is the output; values are `N`, `LANG` or `FILE`; one name for one thing."""
-    assert len(COMMANDS) <= 16
-    flags = {command: set() for command in COMMANDS}
-    for command in COMMANDS:
-        (subparsers,) = (action for action in build_parser(command)._actions if action.dest == "command")
-        parser = subparsers.choices[command]
-        for group in parser._action_groups:
-            for action in group._group_actions:
-                flags[command].update(action.option_strings)
-                if group.title == "options":
-                    assert {"-h", "--quiet", "--debug"} & set(action.option_strings), action
-        assert {"--quiet", "--debug"} <= flags[command]
-        assert ("--output" in flags[command]) == ("-o" in flags[command])
-    for command, action, metavar in options():
-        if action.type not in (None, str):
-            assert metavar == "N", (command, action)
-        if action.dest.endswith("_lang") or action.dest == "language":
-            assert metavar == "LANG", (command, action)
-        if "--beams" in action.option_strings:
-            assert {"--beam-size", "--num-beams"} <= set(action.option_strings)
-        if action.dest in ("input", "source", "references", "gold", "links", "json", "jsonl", "plot"):
-            assert metavar == "FILE", (command, action)
-    for command in ("translate", "score", "align", "inspect", "demo", "test", "convert"):
-        assert "--revision" in flags[command]
-    for command in ("translate", "align", "inspect"):
-        assert "--layer" in flags[command]
-    assert "--significance" in flags["evaluate"]
-
-
 # -- reading files and standard input --------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ import torch
 from user_errors import rejects
 
 from recnmt_hf.inference.attention_links import (
-    attention_rows,
     choose_attention,
     links_of_matrix,
     links_of_tokens,
@@ -43,20 +42,18 @@ def test_links_of_rows():
     np.testing.assert_allclose(word_matrix(np.ones((3, 2)), [None, None], [0, 0, None], 0, 1), [[2.0]])
 
 
-def test_links_between_the_tokens_of_a_padded_batch():
-    """Padding and control tokens have no links; attention may be in half precision."""
+def test_links_between_tokens():
+    """Control tokens have no links, nor has padding."""
     attention = torch.zeros(2, 1, 3, 4)
     for sentence, row, column in ((0, 0, 1), (0, 1, 0), (0, 2, 2), (1, 0, 3), (1, 1, 1), (1, 2, 0)):
         attention[sentence, 0, row, column] = 1.0
     attention[1, 0, 0, 0] = 0.5
     sources, targets = [[5, 6, 2], [7, 2]], [[8, 9, 10], [8, 3]]
-    layers = (torch.zeros_like(attention).bfloat16(), attention.bfloat16(), attention.flip(3).bfloat16())
+    rows = [attention[0, 0, :, :3].numpy(), attention[1, 0, :2, :2].numpy()]
 
-    def links(controls, layer=None):
-        rows = attention_rows(layers, sources, targets, layer)
+    def links(controls):
         return [links_of_tokens(*pair, controls) for pair in zip(rows, sources, targets, strict=True)]
 
     assert links(({2}, {3})) == [[(1, 0), (0, 1)], [(0, 0)]]
     assert links(({6}, {8})) == [[(0, 1), (2, 2)], [(1, 1)]]
-    assert links(({2}, {3}), layer=0) == [[], []]
     assert links_of_tokens(np.array([[0.1, 0.2, 0.7]]), [5, 6, 7], [8], ({2}, {3})) == [(2, 0)]

@@ -19,7 +19,7 @@ from recnmt_hf.analysis.syntactic_distance import syntactic_distances
 from recnmt_hf.data.text import SentencePair
 from recnmt_hf.inference.backends.torch_model import eval_mode
 from recnmt_hf.inference.pipeline import TranslationPipeline
-from recnmt_hf.inference.word_alignment import align_pairs
+from recnmt_hf.inference.translator import align_pairs
 
 
 SOURCES = ["The dog sees the cat.", "We sleep."]
@@ -46,7 +46,7 @@ ENTRIES = {
         "nmt_transformer",
         lambda t: TranslationPipeline(t.model, t.tokenizer, device="cpu")(SOURCES, **SHORT),
     ),
-    "word_alignment.align_pairs": ("nmt_transformer", lambda t: list(align_pairs(t, SOURCES, TARGETS))),
+    "translator.align_pairs": ("nmt_transformer", lambda t: list(align_pairs(t, SOURCES, TARGETS))),
     "global_state.global_state": ("gret", lambda t: global_state(t, *PAIRS[0])),
     "sentences.run_encoder": ("gret", lambda t: run_encoder(t, SOURCES[0])[0].last_hidden_state),
     "sentences.run_pair": ("gret", lambda t: run_pair(t, *PAIRS[0])[0].logits),

@@ -17,11 +17,9 @@ from recnmt_hf._loading_errors import folder_of_model
 from recnmt_hf.data import TokenizerPair
 from recnmt_hf.data.tokenizer_pair import stamp, stamp_tokenizers
 from recnmt_hf.errors import MissingFileError, UserError
-from recnmt_hf.inference import align_pairs
 from recnmt_hf.inference.backends.torch_model import check_weights
 from recnmt_hf.inference.devices import resolve_device
 from recnmt_hf.inference.loading import load_model
-from recnmt_hf.inference.model_settings import end_ids
 
 
 WEIGHT = "model.encoder.layers.0.fc1.weight"
@@ -237,22 +235,6 @@ def test_settings_of_generate_that_contradict_the_model(folder, name):
     if name == "eos_token_id":  # several end tokens are allowed
         (folder / "generation_config.json").write_text(json.dumps({**fields, name: [9, fields[name]]}))
         Translator.from_pretrained(folder, device="cpu")
-
-
-def test_a_model_without_an_end_token(tiny_folder):
-    translator = Translator.from_pretrained(tiny_folder, device="cpu")
-    translator.model.config.eos_token_id = translator.model.generation_config.eos_token_id = None
-    with rejects("eos_token_id=None", field="target tokenizer"):
-        Translator(translator.model, translator.tokenizer)
-    unchecked = Translator(translator.model, translator.tokenizer, check=False)
-    (translation,) = unchecked(["The dog."], max_new_tokens=5)
-    tokens = translation.hypotheses[0].tokens
-    assert end_ids(unchecked.model) == set() and len(tokens) == 5
-    given = unchecked.score(["The dog."], [tokens])[0]
-    assert given.log_prob == pytest.approx(translation.hypotheses[0].log_prob, abs=1e-4)
-    own = unchecked.tokenizer("Der Hund.")["input_ids"]  # with the tokenizer's end token
-    assert len(unchecked.score(["The dog."], ["Der Hund."])[0].token_log_probs) == len(own)
-    assert next(align_pairs(unchecked, ["The dog."], ["Der Hund."])).weights.shape == (2, 3)
 
 
 def test_control_tokens_must_agree(corpus, tokenizer):

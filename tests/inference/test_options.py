@@ -11,7 +11,7 @@ from option_tables import option_table
 from user_errors import rejects
 
 from recnmt_hf.data.records import Tokens
-from recnmt_hf.inference import DecodingOptions, PrefixPerSentence
+from recnmt_hf.inference import DecodingOptions
 from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
 from recnmt_hf.inference.options import SET_BY_TRANSLATOR, convert_option_names, decoding_options
 
@@ -208,12 +208,6 @@ def test_greedy_search_continues_a_prefix(translator, sentences):
     prefix = translator.target_tokenizer.decode(tokens[:4])
     if translator.encode_target(prefix).ids[:-1] == tokens[:4]:
         assert translator(sentences[0], prefix, beams=1, max_length_extra=10)[0].text == free.text
-    processor = PrefixPerSentence([[7, 8], []])
-    scores = torch.randn(4, 10)
-    forced = processor(torch.zeros(4, 2, dtype=torch.long), scores)
-    assert torch.equal(forced[2:], scores[2:]) and torch.equal(forced[:2, 8], scores[:2, 8])
-    assert forced[:2].isneginf().sum() == 18
-    assert processor(torch.zeros(4, 3, dtype=torch.long), scores) is scores
 
 
 def test_forced_ends_do_not_depend_on_the_batch(translator):

@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 from named_models import build_model
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 
 import recnmt_hf
 from recnmt_hf.families import FAMILIES
+from recnmt_hf.inference import DecodingOptions
 from recnmt_hf.inference import search as search_module
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.search import ModelRows, best_continuations
@@ -169,12 +170,19 @@ def test_other_settings_use_the_search_of_transformers(translator, monkeypatch, 
     assert translator("The dog sleeps.", max_length_extra=3, **options)[0].hypotheses
 
 
+def test_settings_of_the_model_may_need_the_search_of_transformers():
+    for own in ({"cache_implementation": "static"}, {"guidance_scale": 2.0}, {"use_cache": False}):
+        settings = GenerationConfig(**own), GenerationConfig(use_cache=True)
+        found = [torch_model.can_drop_finished({"do_sample": False}, DecodingOptions(), each) for each in settings]
+        assert found == [False, True]
+
+
 def test_int8_weights(tiny_folder, corpus, translator):
     """
     Log-probabilities are nearly equal for every family; the original model does not change, and the fast paths of the
     copy find the layers that they read.
     """
-    from recnmt_hf.inference.quantization import quantize_model
+    from recnmt_hf.inference.devices import quantize_model
 
     sources, targets = zip(*[(pair.en, pair.de) for pair in corpus["test"][:4]], strict=True)
     before = [each.log_prob for each in translator.score(sources, targets)]
@@ -194,7 +202,7 @@ def test_int8_weights(tiny_folder, corpus, translator):
 @pytest.mark.parametrize("family", ["rnmt", "vrnmt", "gcn_rnmt"])
 @pytest.mark.parametrize("decoder_type", ["conditional_gru", "rnnsearch"])
 def test_int8_steps_of_recurrent_decoders(tokenizer, corpus, family, decoder_type):
-    from recnmt_hf.inference.quantization import Int8Linear, Int8RecurrentLayer, quantize_model
+    from recnmt_hf.inference.devices import Int8Linear, Int8RecurrentLayer, quantize_model
 
     torch.manual_seed(3)
     model = build_model(family, "tiny", len(tokenizer), {"d_model": 32, "decoder_type": decoder_type})
@@ -220,7 +228,7 @@ def test_int8_steps_of_recurrent_decoders(tokenizer, corpus, family, decoder_typ
 
 def test_int8_layers_do_not_overflow():
     """The largest sums that 8-bit numbers can have are exact within the rounding of inputs and weights."""
-    from recnmt_hf.inference.quantization import quantize_model
+    from recnmt_hf.inference.devices import quantize_model
 
     layer = torch.nn.Linear(64, 32, bias=False)
     with torch.no_grad():
@@ -233,7 +241,7 @@ def test_int8_layers_do_not_overflow():
 @pytest.mark.parametrize("bias", [False, True])
 def test_wide_int8_layers(monkeypatch, bias):
     """oneDNN's matmul of many rows equals that of torch's dynamic layers."""
-    from recnmt_hf.inference.quantization import WIDE_LAYER, has_wide_product, quantize_model
+    from recnmt_hf.inference.devices import WIDE_LAYER, has_wide_product, quantize_model
 
     if not has_wide_product():
         pytest.skip("needs oneDNN and a processor with sums of 8-bit numbers in 32 bits")

@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,13 +12,9 @@ import transformers
 from user_errors import rejects
 
 import recnmt_hf
-from recnmt_hf.data.batching import batches_by_tokens
 from recnmt_hf.data.records import Tokens
 from recnmt_hf.inference import DecodingOptions, Translator
 from recnmt_hf.inference.backends import torch_model
-from recnmt_hf.inference.backends.protocol import SearchRequest, SearchResult
-from recnmt_hf.inference.backends.torch_model import can_drop_finished
-from recnmt_hf.inference.codec import Request
 
 
 @pytest.fixture(scope="module")
@@ -30,30 +25,6 @@ def translator(enlarged):
 @pytest.fixture(scope="module")
 def sentences(corpus):
     return [pair.en for pair in corpus["test"]][:12]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "most", "batches"),
-    [
-        ([3, 9, 1, 3, 4], 9, [[1], [4, 0], [3, 2]]),
-        ([1, 1], 2, [[0, 1]]),
-        ([0, 0], 1, [[0], [1]]),
-        ([], 5, []),
-        ([7, 2], 5, [[0], [1]]),  # a sentence beyond the limit is a batch of its own
-    ],
-)
-def test_batches_have_similar_lengths_and_limited_tokens(lengths, most, batches):
-    assert list(itertools.islice(batches_by_tokens(lengths, most), 9)) == batches, "and come to an end"
-
-
-@pytest.mark.parametrize("start", [0, 1, 7])
-def test_the_decoder_may_start_with_any_token(translator, sentences, start):
-    tokens = translator.codec.target_ids(sentences[1], "The target").ids
-    source = torch.tensor([translator.encode_source(sentences[0]).ids])
-    logits = translator.model(source, decoder_input_ids=torch.tensor([[start, *tokens[:-1]]])).logits[0]
-    expected = logits.log_softmax(-1)[range(len(tokens)), tokens]
-    (scores,) = translator.score_tokens([Tokens(source[0].tolist())], [Tokens(tokens, start=start)])
-    torch.testing.assert_close(torch.tensor(scores, dtype=torch.double), expected)
 
 
 def test_scores_by_one_sentence_at_a_time(translator, corpus):
@@ -300,29 +271,6 @@ def test_only_tables_of_positions_limit_a_sentence(tokenizer, name, fields, limi
         assert translator(["a b c d e f g h i j k"], max_new_tokens=1)
 
 
-# -- arguments of loading ----------------------------------------------------------------------------------------------
-
-
-def test_rows_become_hypotheses(translator):
-    """Special tokens are not text; without scores, rows are in the order of the search."""
-    end, (first, second) = 2, translator.encode_target("a b").ids[:2]
-    options = DecodingOptions(beams=2, num_hypotheses=2, max_tokens=77)
-    search = SearchRequest([Tokens([5, 2]), Tokens([6, 2])], [Tokens()] * 2, [9, 9], options)
-    ids = [[first, second], [first, end], [], [end]]
-    rows = translator.rank(search, SearchResult(ids), scores=False)
-    assert [[row.tokens for row in own] for own in rows] == [ids[:2], ids[2:]]
-    assert all(math.isnan(row.score) and row.alignment is None for own in rows for row in own)
-    found = [translator.codec.decode(Request("x", [Tokens([5, 2])], [""]), [own], options) for own in rows]
-    assert [[each.finished for each in one.hypotheses] for one in found] == [[False, True], [False, True]]
-    assert [each.tokens for one in found for each in one.hypotheses] == ids
-    assert found[0].hypotheses[1].text == translator.tokenizer.decode([first]).strip() and found[1].text == ""
-    searched = translator.rank(search, SearchResult(ids, [-4.0, -1.0, -3.0, -2.0]), False)
-    assert [row.log_prob for own in searched for row in own] == [-1.0, -4.0, -2.0, -3.0], "the best first"
-    penalized = replace(options, length_penalty=1.0)
-    short = SearchRequest(search.sources[:1], [Tokens()], [9], penalized)
-    assert translator.rank(short, SearchResult([[end]], [-3.0]), False)[0][0].score == -3.0, "one token is one token"
-
-
 def test_limits_of_lengths(translator):
     """The limit follows the source, is at least the prefix and its end, and at most the model's."""
     options = DecodingOptions(max_length_factor=1.5, max_length_extra=2)
@@ -351,23 +299,3 @@ def test_scores_are_left_out_on_request(translator, sentences):
     assert math.isnan(bare.score) and bare.text == translator(sentences[0], **options)[0].text
     for wanted, expected in ((True, []), (False, None)):
         assert translator("", alignments=wanted)[0].hypotheses[0].alignment == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "own", "leaves"),
-    [
-        ({}, {}, True),
-        ({"generate": {"no_repeat_ngram_size": 2}}, {}, True),
-        ({"generate": {"do_sample": True}}, {}, False),
-        ({"generate": {"diversity_penalty": 0.5}}, {}, False),
-        ({"generate": {"prefix_allowed_tokens_fn": print}}, {}, False),
-        ({}, {"cache_implementation": "static"}, False),
-        ({}, {"guidance_scale": 2.0}, False),
-        ({}, {"use_cache": True}, True),
-        ({}, {"use_cache": False}, False),
-    ],
-)
-def test_finished_sentences_are_dropped_if_rows_are_independent(options, own, leaves):
-    options = DecodingOptions(**options)
-    settings = {"do_sample": False, **options.generate}
-    assert can_drop_finished(settings, options, transformers.GenerationConfig(**own)) is leaves

@@ -11,7 +11,7 @@ from user_errors import rejects
 import recnmt_hf
 from recnmt_hf.data import ParsedSentence, Relations, TokenizerPair, TreeEncoder
 from recnmt_hf.inference import DecodingOptions, Translator
-from recnmt_hf.inference.word_alignment import align_pairs
+from recnmt_hf.inference.translator import align_pairs
 
 
 OPTIONS = {"max_length_extra": 4, "max_length_factor": 1}

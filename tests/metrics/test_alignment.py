@@ -14,7 +14,7 @@ from user_errors import rejects
 from recnmt_hf import AlignmentErrorRate, RNMTConfig, RNMTForConditionalGeneration, Translator, train_tokenizer
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.alignments import words_of_tokens
-from recnmt_hf.inference.word_alignment import align_pairs
+from recnmt_hf.inference.translator import align_pairs
 from recnmt_hf.metrics.alignment import alignment_error_rate, format_links, parse_links
 
 
@@ -207,7 +207,7 @@ def test_attention_is_the_models_own(folder):
         assert found.weights[0, 1] == pytest.approx(own.item(), abs=1e-5)
     with pytest.raises(ValueError, match="argument 2 is longer"):
         list(align_pairs(translator, ["a"], ["a", "b"]))
-    with rejects(field="Pair 2"):
+    with rejects(field="Pair 2: source"):
         list(align_pairs(translator, ["a", " "], ["a", "b"]))
 
 

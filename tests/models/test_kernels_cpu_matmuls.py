@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import recnmt_hf
-from recnmt_hf.inference.quantization import quantize_model
+from recnmt_hf.inference.devices import quantize_model
 from recnmt_hf.models import kernels_cpu_matmuls, kernels_shared
 from recnmt_hf.models.kernels_cpu_matmuls import PackedWeight, fast_linear, fast_product, project, takes_onednn
 

@@ -22,7 +22,7 @@ import numpy as np
 from .._extras import packages_of_extra
 from ..data.files import open_output
 from ..errors import UserError
-from ..inference.word_alignment import WordAlignment
+from ..inference.attention_links import WordAlignment
 from ..metrics.alignment import GoldAlignment
 
 

@@ -92,7 +92,7 @@ def run_test(args: argparse.Namespace) -> None:
     language = args.target_lang or (evidence.languages or ["", "txt"])[1]
     tokenize = args.tokenize
     if tokenize is None:
-        named = [args.target_lang, *translator.codec.languages.named_codes("target", translator.task)]
+        named = [args.target_lang, *translator.codec.languages.named_codes("target")]
         tokenize = evidence.recipe.get("training", {}).get("bleu_tokenize")
         tokenize = tokenize or bleu_tokenizer(next(filter(None, named), None))
     scorer = TextScorer("rouge" if args.rouge else "bleu", args.rouge or "words", args.lowercase, tokenize)

@@ -19,8 +19,8 @@ from . import arguments, translation_parts
 
 
 if TYPE_CHECKING:
+    from ..inference.attention_links import WordAlignment
     from ..inference.results import SentenceScore
-    from ..inference.word_alignment import WordAlignment
     from ..metrics.alignment import GoldAlignment, Links
 
 T = TypeVar("T")
@@ -196,7 +196,7 @@ def run_align(args: argparse.Namespace) -> None:
     from ..analysis.plots import check_picture, plot_alignment
     from ..data.files import open_output, refuse_inputs
     from ..data.text import SentencePair, read_lines
-    from ..inference.word_alignment import align_pairs
+    from ..inference.translator import align_pairs
     from ..metrics.alignment import alignment_error_rate, format_links, parse_links
 
     def read_links(path: str) -> list[GoldAlignment]:

@@ -16,7 +16,7 @@ from .._plain_text import is_blank
 from ..analysis.subjects import load_function
 from ..errors import UserError
 from ..hub.card import duration
-from ..inference.word_alignment import WordAlignment
+from ..inference.attention_links import WordAlignment
 from .limits import Limits
 from .translating import (
     DemoModel,

@@ -7,6 +7,7 @@ from .._lazy import lazy_names
 
 if TYPE_CHECKING:
     from ..data.tokenizer_pair import stamp_tokenizers as stamp_tokenizers
+    from .attention_links import WordAlignment as WordAlignment
     from .decoding import MaxLengthPerSentence as MaxLengthPerSentence
     from .decoding import PrefixPerSentence as PrefixPerSentence
     from .decoding import VaswaniLengthPenalty as VaswaniLengthPenalty
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from .results import SentenceScore as SentenceScore
     from .results import Translation as Translation
     from .translator import Translator as Translator
-    from .word_alignment import WordAlignment as WordAlignment
-    from .word_alignment import align_pairs as align_pairs
+    from .translator import align_pairs as align_pairs
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

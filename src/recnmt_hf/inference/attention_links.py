@@ -1,14 +1,39 @@
-"""Turn cross-attention into links: choose layer and heads, map tokens to words, drop links to the end token."""
+"""Links between words by cross-attention: choose layer and heads, map tokens to words, drop links to the end token."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Sized
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import UserError
+from ..metrics.alignment import format_links
+
+
+@dataclass
+class WordAlignment:
+    """
+    Links and attention between the words of a sentence pair.
+
+    Attributes:
+        source, target (`list[str]`): Words, separated by spaces in the text.
+        links (`list[tuple[int, int]]`): At most one for each target word: its source word of largest attention, none
+            where that is the source's end token, or where the tokenizer leaves nothing of the word.
+        weights (`numpy.ndarray` of shape `(len(target), len(source) + 1)`): Attention of target words to source words
+            and, in the last column, to the source's end token.
+    """
+
+    source: list[str]
+    target: list[str]
+    links: list[tuple[int, int]]
+    weights: np.ndarray
+
+    def to_pharaoh(self) -> str:
+        """Return the links in Pharaoh format, source first."""
+        return format_links(self.links)
 
 
 def word_matrix(
@@ -60,18 +85,6 @@ def links_of_matrix(matrix: np.ndarray) -> list[tuple[int, int]]:
     """
     end = matrix.shape[1] - 1
     return [(int(best), j) for j, best in enumerate(matrix.argmax(axis=1)) if best < end and matrix[j].any()]
-
-
-def attention_rows(
-    attentions: Sequence[torch.Tensor],
-    sources: Sequence[Sized],
-    targets: Sequence[Sized],
-    layer: int | str | None = None,
-    head: int | None = None,
-) -> list[np.ndarray]:
-    """Return the chosen attention of each sentence of a batch without padding, `(target tokens, source tokens)`."""
-    weights = choose_attention(attentions, layer, head).float().cpu().numpy()
-    return [row[: len(target), : len(source)] for row, source, target in zip(weights, sources, targets, strict=True)]
 
 
 def links_of_tokens(

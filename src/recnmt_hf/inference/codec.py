@@ -18,7 +18,7 @@ from ..data.tokenizer_pair import vocabulary_sizes
 from ..data.tree_inputs import tree_options
 from ..errors import UserError, short_repr
 from .backends.protocol import Backend
-from .languages import TOKENIZING, Direction, Languages, encode_text, find_languages
+from .languages import TOKENIZING, Direction, encode_text, find_languages
 from .model_settings import ModelTask, end_ids, start_id
 from .options import DecodingOptions
 from .results import Hypothesis, Translation
@@ -26,6 +26,8 @@ from .splitting import join_pieces, split_sentences, split_text
 
 
 SURROGATE = re.compile("[\ud800-\udfff]")
+# Tokens, and the number of the word of each; `None` for control tokens.
+TokensAndWords = tuple[Tokens, list[int | None]]
 
 
 @dataclass
@@ -62,12 +64,12 @@ class Codec:
     """
 
     def __init__(self, backend: Backend, task: ModelTask):
-        self.backend, self.task, self.tokenizers = backend, task, backend.tokenizers
+        self.backend, self.tokenizers = backend, backend.tokenizers
         self.source_lang: str | None = None
         self.target_lang: str | None = None
         self.trees = self.tokenizers.tree_encoder(self.model.config)
         self.reads_trees = tree_options(self.model.config) is not None
-        self.languages: Languages = find_languages(self.tokenizers, self.model)
+        self.languages = find_languages(self.tokenizers, self.model, task)
         self.control_ids = [control_ids(tokenizer) | self.languages.control_ids for tokenizer in self.tokenizers]
         self.target_names = tag_ids(self.tokenizers.target) | self.languages.control_ids
         self.source_tags = source_tags(self.tokenizers.source)
@@ -114,7 +116,7 @@ class Codec:
 
     def is_summarizing(self, options: DecodingOptions) -> bool:
         """Return whether a text is one input, with a much shorter output."""
-        return options.on_long == "truncate" or self.task.summarizes
+        return options.on_long == "truncate" or self.languages.task.summarizes
 
     def direction(self, options: DecodingOptions | None = None) -> Direction:
         """Return the languages that options, codec, tokenizer and the model's files name, in this order."""
@@ -125,9 +127,9 @@ class Codec:
             if forced is not None and options.target_lang is not None and self.languages.targets:
                 raise UserError("target_lang and forced_bos_token_id set the same option.", field="target_lang")
         # Reading configurations for each sentence takes as long as encoding it.
-        key = (source, target, forced, instruction, self.task, *self.languages.state())
+        key = (source, target, forced, instruction, *self.languages.state())
         if key not in self.directions:
-            direction = self.languages.direction(source, target, self.task, forced)
+            direction = self.languages.direction(source, target, forced)
             if instruction is not None and direction.instruction:
                 raise UserError("source_prefix and target_lang set the same option.", field="source_prefix")
             self.directions[key] = direction if instruction is None else replace(direction, instruction=instruction)
@@ -149,7 +151,7 @@ class Codec:
         tags = [] if source.tree is not None else self.source_tags
         while (found := next((tag for tag in tags if source.text.lstrip().startswith(tag[0])), None)) is not None:
             source = Sentence(source.text.lstrip().removeprefix(found[0]).lstrip())
-            direction = replace(direction, tag=(*direction.tag, found[1]))
+            direction = replace(direction, tags=(*direction.tags, found[1]))
         return source, direction
 
     def encode_source(self, sentence: Sentence | SourceText, direction: Direction | None = None) -> Tokens:
@@ -158,17 +160,7 @@ class Codec:
         if source.tree is not None and self.reads_trees:
             assert self.trees is not None, "relations.json of a model that reads trees is missing"
             return self.trees([source.tree])[0]
-        ids = encode_text(self.tokenizers.source, direction.instruction + source.text, direction.frame is None)
-        return Tokens(self.enclose(ids, direction))
-
-    def enclose(self, ids: Sequence[Any], direction: Direction, control: Any = ...) -> list[Any]:
-        """Return the tokens of a source with those of a direction, or with `control` in place of each of these."""
-        before, after = direction.frame or ((), ())
-        tag = direction.tag
-        if control is not ...:
-            before, tag, after = ((control,) * len(part) for part in (before, tag, after))
-        place = len(self.languages.own_frame[0]) if tag else 0
-        return [*before, *ids[:place], *tag, *ids[place:], *after]
+        return Tokens(direction.enclose(encode_text(self.tokenizers.source, direction.instruction + source.text)))
 
     def limit_length(
         self, sentence: Sentence, tokens: Tokens, direction: Direction, options: DecodingOptions, place: str
@@ -179,8 +171,7 @@ class Codec:
         if limit is None or len(tokens) <= limit or self.is_empty(tokens, direction):
             return [("", tokens)]
         if options.on_long == "truncate":
-            ends = end_ids(self.model).union(direction.frame[1] if direction.frame else ())
-            return [("", tokens.truncated(limit, ends))]
+            return [("", tokens.truncated(limit, end_ids(self.model).union(direction.after)))]
         if options.on_long == "split":
             encode = partial(self.encode_source, direction=direction)
             spaces, texts = zip(*split_text(sentence.text.strip(), limit, lambda part: len(encode(part))), strict=True)
@@ -202,16 +193,16 @@ class Codec:
 
     def encode_target(self, text: str, direction: Direction | None = None) -> Tokens:
         """Return the tokens of a translation with an end token; `</s>` and the like are text."""
-        direction = direction or self.direction()
-        is_bare = direction.frame is not None
-        return self.end_target(encode_text(self.tokenizers.target, text, not is_bare, not is_bare), direction)
+        adds = not self.languages.names_targets
+        return self.end_target(encode_text(self.tokenizers.target, text, adds, adds), direction or self.direction())
 
     def end_target(self, ids: Sequence[int], direction: Direction) -> Tokens:
         """Return the tokens of a translation with the end token and those that a direction adds."""
         ends, end = end_ids(self.model), self.tokenizers.target.eos_token_id
+        ids = [*direction.given, *ids] if self.languages.names_targets else list(ids)
         if ends and ends.isdisjoint(ids[-1:]):
-            ids = [*ids, end if end in ends else min(ends)]
-        return self.target_tokens([*direction.given, *ids] if direction.frame is not None else list(ids), direction)
+            ids.append(end if end in ends else min(ends))
+        return self.target_tokens(ids, direction)
 
     def target_tokens(self, ids: list[int], direction: Direction) -> Tokens:
         """Return the tokens of a translation, with what the model is given of them."""
@@ -235,21 +226,29 @@ class Codec:
         targets: Sequence[str | Sequence[int]],
         options: DecodingOptions,
         places: Sequence[str] | None = None,
-    ) -> tuple[list[Tokens], list[Tokens]]:
-        """Return the tokens of sources and translations; arguments and errors as of [`Translator.score`]."""
+        with_words: bool = False,
+    ) -> list[tuple[TokensAndWords, TokensAndWords]]:
+        """
+        Return source and translation of each pair, `with_words` if both are text. Other arguments and errors are those
+        of [`Translator.score`].
+        """
         refuse_text(sources=sources, translations=targets)
-        source_ids: list[Tokens] = []
-        target_ids: list[Tokens] = []
+        pairs: list[tuple[TokensAndWords, TokensAndWords]] = []
         for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
             place = f"Pair {number}" if places is None else places[number - 1]
             sentence, direction = self.read_source(source, options, f"{place}: source")
-            tokens = Tokens() if is_blank(sentence.text) else self.encode_source(sentence, direction)
-            if self.is_empty(tokens, direction):
+            if with_words:
+                text = check_text(target, f"{place}: translation")
+                first = len(str(source).split()) - len(sentence.text.split())  # after words that name the language
+                read, written = self.words_of_source(sentence, direction, first), self.words_of_target(text, direction)
+            else:
+                read = self.encode_source(sentence, direction), []
+                written = self.target_ids(target, f"{place}: translation", direction), []
+            if is_blank(sentence.text) or self.is_empty(read[0], direction):
                 raise UserError("empty, so it cannot be scored or aligned.", field=f"{place}: source")
-            source_ids.append(tokens)
-            target_ids.append(self.target_ids(target, f"{place}: translation", direction))
-            self.check_lengths(len(tokens), len(target_ids[-1]), place)
-        return source_ids, target_ids
+            self.check_lengths(len(read[0]), len(written[0]), place)
+            pairs.append((read, written))
+        return pairs
 
     def check_lengths(self, source: int, target: int, place: str) -> None:
         """Raise `UserError` if a sentence pair has more tokens than the model has positions."""
@@ -260,24 +259,24 @@ class Codec:
             if limit is not None and length > limit:
                 raise UserError(f"{place} has {length} {side} tokens; the model's maximum is {limit}.", field=place)
 
-    def words_of_source(self, sentence: Sentence, direction: Direction) -> tuple[Tokens, list[int | None]]:
-        """Return the tokens of a source, and the number of the word of each, `None` for control tokens."""
-        tokenizer, before = self.tokenizers.source, len(direction.instruction.split())
+    def words_of_source(self, sentence: Sentence, direction: Direction, first: int) -> TokensAndWords:
+        """Return the tokens of a source, and the word of each, from number `first` on."""
+        text, least = direction.instruction + sentence.text, len(direction.instruction.split())
         with TOKENIZING:
-            text, adds = direction.instruction + sentence.text, direction.frame is None
-            ids, words = words_of_tokens(tokenizer, text, add_special_tokens=adds)
-        numbers = [None if word is None or word < before else word - before for word in words]
-        tokens = Tokens(self.enclose(ids, direction))
+            ids, words = words_of_tokens(self.tokenizers.source, text, add_special_tokens=False)
+        tokens = Tokens(direction.enclose(ids))
         if sentence.tree is not None and (parsed := self.encode_source(sentence)).ids == tokens.ids:
             tokens = parsed  # with the edges of the tree
-        return tokens, self.enclose(numbers, direction, None)
+        numbers = [None if word is None or word < least else word - least + first for word in words]
+        before = [None] * (len(direction.before) + len(direction.tags))
+        return tokens, [*before, *numbers, *[None] * len(direction.after)]
 
-    def words_of_target(self, text: str, direction: Direction) -> tuple[Tokens, list[int | None]]:
-        """Return the tokens of a translation, and the number of the word of each, `None` for control tokens."""
-        is_bare = direction.frame is not None
+    def words_of_target(self, text: str, direction: Direction) -> TokensAndWords:
+        """Return the tokens of a translation, and the word of each."""
+        adds = not self.languages.names_targets
         with TOKENIZING:
-            ids, words = words_of_tokens(self.tokenizers.target, text, not is_bare, not is_bare)
-        tokens, before = self.end_target(ids, direction), len(direction.given) if is_bare else 0
+            ids, words = words_of_tokens(self.tokenizers.target, text, adds, adds)
+        tokens, before = self.end_target(ids, direction), 0 if adds else len(direction.given)
         return tokens, [*[None] * before, *words, *[None] * (len(tokens) - before - len(words))]
 
     # -- ids to text ---------------------------------------------------------------------------------------------------
@@ -314,10 +313,10 @@ class Codec:
     def is_empty(self, source: Tokens, direction: Direction | None = None) -> bool:
         """Return whether the tokens of a source are only control tokens, and the instruction of a direction."""
         direction = direction or Direction()
-        words = len(self.words_of(source)) - len(self.words_of(Tokens(list(direction.tag))))
+        words = len(self.words_of(source)) - len(self.words_of(Tokens(list(direction.tags))))
         if text := direction.instruction.rstrip():
             if text not in self.instructions:
-                self.instructions[text] = len(encode_text(self.tokenizers.source, text, False))
+                self.instructions[text] = len(encode_text(self.tokenizers.source, text))
             words -= self.instructions[text]
         return words <= 0
 
@@ -347,7 +346,7 @@ class Codec:
             "source": request.text,
             "source_lang": direction.source,
             "target_lang": direction.target,
-            "tags": source.convert_ids_to_tokens(list(direction.tag)),
+            "tags": source.convert_ids_to_tokens(list(direction.tags)),
             "instruction": direction.instruction,
             "truncated": request.dropped,
             "pieces": pieces,
@@ -355,10 +354,11 @@ class Codec:
         }
 
 
-def check_text(sentence: object, place: str) -> None:
-    """Raise `UserError` unless a sentence is text that UTF-8 can encode; `place` is its name in the message."""
+def check_text(sentence: object, place: str) -> str:
+    """Return a sentence; `UserError` unless it is text that UTF-8 can encode. `place` is its name in the message."""
     if not isinstance(sentence, str) or SURROGATE.search(sentence):
         raise UserError(f"{short_repr(sentence)} is not text.", field=place)
+    return sentence
 
 
 def refuse_text(**values: Any) -> None:

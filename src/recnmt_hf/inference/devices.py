@@ -1,11 +1,13 @@
-"""Devices, and what makes the CPU faster: packed weights and memory that is kept."""
+"""Devices, and what makes the CPU faster: packed weights, memory that is kept, and weights in int8."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
+import warnings
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,7 +15,10 @@ from transformers import PreTrainedModel
 
 from ..errors import UserError
 from ..models import kernels_cpu_matmuls
+from ..models.kernels_shared import allowed, is_plain
+from ..models.recurrent_layers import MaskedRNN, RecurrentLayer
 from ..models.seq2seq_loading import Seq2SeqPreTrainedModel
+from ..options import check_value
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
@@ -61,3 +66,174 @@ def forward_packed(layer: Any, states: torch.Tensor) -> torch.Tensor:
     if packed is not None and packed.suits(layer, states):
         return packed.multiply(layer, states)
     return nn.Linear.forward(layer, states)
+
+
+# -- int8 --------------------------------------------------------------------------------------------------------------
+
+
+def check_quantization(kind: str, device: str | torch.device | None, dtype: torch.dtype | str | None) -> None:
+    """Raise `UserError` unless the kind exists and the model would be on the CPU in float32."""
+    check_value("quantization", kind, Literal["int8"])
+    for name, value, needed in (("device", device, "cpu"), ("dtype", dtype, "float32")):
+        if value is not None and str(value).removeprefix("torch.").partition(":")[0] != needed:
+            raise UserError(f"{value} is not supported with int8 quantization. Use CPU and float32.", field=name)
+
+
+@functools.cache
+def has_wide_sums() -> bool:
+    """Return whether the processor adds products of 8-bit numbers in 32 bits, where 16 could overflow."""
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)()
+    return capabilities.get("avx512_vnni", False)
+
+
+# Layers of at least so many outputs, such as that of the vocabulary, are faster with oneDNN from this number of rows.
+WIDE_LAYER, MANY_ROWS = 4000, 32
+
+
+@functools.cache
+def has_wide_product() -> bool:
+    """Return whether this build of torch has oneDNN's matmul in int8, and the processor its sums."""
+    names = ("qlinear_prepack", "qlinear_pointwise")
+    return (
+        has_wide_sums() and kernels_cpu_matmuls.has_onednn() and all(hasattr(torch.ops.onednn, name) for name in names)
+    )
+
+
+class WideWeight:
+    """The weight of a wide [`Int8Linear`] in oneDNN's order, a second copy."""
+
+    def __init__(self, linear: Int8Linear):
+        weight, self.bias = linear.weight(), linear.bias()
+        self.packed = torch.ops.onednn.qlinear_prepack(weight.int_repr(), None)
+        self.scales = weight.q_per_channel_scales().float()
+        self.zeros = torch.zeros(self.scales.shape, dtype=torch.int32)
+
+    def multiply(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the product of `(.., in_features)` by the rule of torch's dynamic layers."""
+        scale, zero = torch._choose_qparams_per_tensor(states, False)
+        rows = torch.quantize_per_tensor(states.flatten(0, -2), scale, zero, torch.quint8).int_repr()
+        product = torch.ops.onednn.qlinear_pointwise.default(
+            *(rows, scale, zero, self.packed, self.scales, self.zeros, self.bias),
+            *(1.0, 0, torch.float32, "none", [], ""),
+        )
+        return product.view(*states.shape[:-1], -1)
+
+
+class Int8Product:
+    """Computes an [`Int8Linear`] without its call as a module, with a ReLU in the same operator, for `project`."""
+
+    def __init__(self) -> None:
+        self.wide: WideWeight | None = None
+
+    def suits(self, linear: Int8Linear, states: torch.Tensor) -> bool:
+        return not (linear._forward_hooks or linear._forward_pre_hooks)
+
+    def multiply(self, linear: Int8Linear, states: torch.Tensor, activation: Any = None) -> torch.Tensor:
+        if (
+            linear.out_features >= WIDE_LAYER
+            and states.numel() >= MANY_ROWS * linear.in_features
+            and allowed()
+            and has_wide_product()
+        ):
+            self.wide = self.wide or WideWeight(linear)
+            product = self.wide.multiply(states)
+            return product if activation is None else activation(product)
+        weight: Any = linear._packed_params
+        has_relu = is_plain(activation, nn.ReLU)
+        operator = torch.ops.quantized.linear_relu_dynamic if has_relu else torch.ops.quantized.linear_dynamic
+        # Naming the overload saves the choice among several at each call.
+        product = operator.default(states, weight._packed_params, not has_wide_sums())
+        return product if activation is None or has_relu else activation(product)
+
+    def __reduce__(self) -> Any:
+        return Int8Product, ()  # a copy orders its weight itself
+
+
+class Int8Linear(torch.ao.nn.quantized.dynamic.Linear):
+    """A linear layer with weights in int8 whose inputs have all 256 levels, where torch's own layer leaves half out."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.packed_weight = Int8Product()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.packed_weight.multiply(self, states)
+
+
+def linear_layer(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    """Return a linear layer with this weight and bias."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, "meta")
+    values = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    linear.load_state_dict({key: value.detach() for key, value in values.items()}, assign=True)
+    return linear
+
+
+def add_step_layers(recurrence: Any) -> None:
+    """Add linear layers with the weights that RNMT's decoder reads: those of its steps and of the annotations."""
+    attention, cell, context = recurrence.attention, recurrence.context_cell, recurrence.readout.context_proj
+    width, annotation = attention.q_proj.in_features, context.in_features
+    parts = {
+        "query": (attention.q_proj.weight, None),
+        "context": (cell.weight_hh, cell.bias_hh),
+        "source_keys": (attention.k_proj.weight, attention.k_proj.bias),
+        "source_values": (torch.cat([cell.weight_ih[:, -annotation:], context.weight]), None),
+    }
+    if recurrence.is_conditional:
+        first = recurrence.word_cell
+        parts |= {"words": (first.weight_ih, first.bias_ih), "state": (first.weight_hh, first.bias_hh)}
+    else:
+        parts["words"] = cell.weight_ih[:, :width].contiguous(), None
+    recurrence.step_layers = nn.ModuleDict({name: linear_layer(*values) for name, values in parts.items()})
+
+
+class Int8RecurrentLayer(nn.Module):
+    """
+    A GRU or RNN with one matmul in int8 for all its inputs. The recurrent matmul stays in float32, because its errors
+    would add up from step to step: in int8 it cost RNMT 0.7 BLEU.
+    """
+
+    def __init__(self, layer: RecurrentLayer):
+        super().__init__()
+        self.layer, self.inputs = layer, linear_layer(layer.weight_ih_l0, layer.bias_ih_l0)
+        for name in ("weight_ih_l0", "bias_ih_l0"):
+            layer.register_parameter(name, None)
+
+    def forward(self, inputs: torch.Tensor, initial: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute what [`RecurrentLayer`] computes."""
+        state = inputs.new_zeros(inputs.shape[0], self.layer.hidden_size) if initial is None else initial
+        return self.layer.run_steps(self.inputs(inputs.transpose(0, 1)), [state])[0].transpose(0, 1)
+
+
+def quantize_inputs(rnn: MaskedRNN) -> None:
+    """Replace the input matmuls of a recurrent layer by int8, except those of an LSTM, which is one fused kernel."""
+    names = [name for name in ("forward_rnn", "backward_rnn") if getattr(rnn, name) is not None]
+    layers: list[Any] = [getattr(rnn, name) for name in names]
+    if hasattr(rnn, "input_layers"):
+        rnn.input_layers = nn.ModuleList([linear_layer(layer.weight_ih, layer.bias) for layer in layers])
+    for name, layer in zip(names, layers, strict=True):
+        if type(layer) is RecurrentLayer and layer.cell != "lstm":
+            setattr(rnn, name, Int8RecurrentLayer(layer))
+
+
+def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
+    """
+    Return a copy of a model with dynamic quantization: weights in int8 with a scale for each row, inputs converted to
+    int8 at each call. It covers linear layers, all matmuls of RNMT's decoder, and the input matmuls of GRUs, RNNs and
+    ON-LSTMs. Embeddings, norms, attention, LSTMs and other recurrent matmuls stay in float32, and so do layers whose
+    weights a fast path reads, because GRET and RNMT lose more without that path than int8 gains.
+    """
+    copied: Any = copy.deepcopy(model).float()
+    for module in list(copied.modules()):
+        if hasattr(module, "step_layers"):
+            add_step_layers(module)
+        if isinstance(module, MaskedRNN):
+            quantize_inputs(module)
+    # A module's attribute `read_layers` names the linear layers whose weights its fast path reads.
+    parts = [one.get_submodule(name) for one in copied.modules() for name in getattr(one, "read_layers", ())]
+    read = {layer for part in parts for layer in part.modules()}
+    # Recurrences read their weights themselves, cell by cell.
+    names = [name for name, one in copied.named_modules() if type(one) is nn.Linear and one not in read]
+    linear: Any = dict.fromkeys(names, torch.ao.quantization.per_channel_dynamic_qconfig)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao moves to a package of its own
+        return torch.ao.quantization.quantize_dynamic(copied, linear, mapping={nn.Linear: Int8Linear})

@@ -33,7 +33,7 @@ TOKENIZING = threading.RLock()
 
 
 def encode_text(
-    tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool = True, is_target: bool = False
+    tokenizer: PreTrainedTokenizerBase, text: str, add_special_tokens: bool = False, is_target: bool = False
 ) -> list[int]:
     """Return the token ids of a text, in which `</s>` and the like are text."""
     with TOKENIZING:
@@ -47,9 +47,8 @@ class Direction:
 
     Attributes:
         source, target (`str`, *optional*): Codes of the languages; that of the source is also used to split sentences.
-        frame (pair of sequences of `int`, *optional*): Control tokens before and after the source, in place of those
-            that its tokenizer adds. A target is then encoded without the tokenizer's control tokens.
-        tag (sequence of `int`): Tokens in front of the source.
+        before, after (sequence of `int`): Control tokens before and after the source.
+        tags (sequence of `int`): Tokens behind those before the source: languages, and tags of the user.
         instruction (`str`): Text in front of the source.
         start (`int`, *optional*): First input of the decoder, if it is not the model's own.
         given (sequence of `int`): Tokens that each translation begins with, not predicted by the model.
@@ -57,11 +56,16 @@ class Direction:
 
     source: str | None = None
     target: str | None = None
-    frame: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    tag: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    tags: tuple[int, ...] = ()
     instruction: str = ""
     start: int | None = None
     given: tuple[int, ...] = ()
+
+    def enclose(self, ids: Sequence[int]) -> list[int]:
+        """Return the tokens of a source with control tokens."""
+        return [*self.before, *self.tags, *ids, *self.after]
 
     def opening(self, prefix: Sequence[int] = ()) -> Tokens:
         """Return the tokens that a translation begins with; `prefix` is the user's, as encoded in this direction."""
@@ -71,40 +75,49 @@ class Direction:
 
 
 class Languages:
-    """Languages of a model. This class is for models of one direction, or without names of languages."""
+    """
+    Languages of a model. This class is for models of one direction, or without names of languages.
 
-    def __init__(self, tokenizers: TokenizerPair, model: Any):
-        self.tokenizers, self.model = tokenizers, model
-        self.sources: list[str] = []  # codes of the source languages among which the model must be given one
-        self.targets: list[str] = []  # codes of the target languages among which one can be chosen
-        self.control_ids: set[int] = set()  # ids of tokens that name languages
+    Attributes:
+        sources (`list[str]`): Codes of the source languages among which the model must be given one.
+        targets (`list[str]`): Codes of the target languages among which one can be chosen.
+        control_ids (`set[int]`): Ids of tokens that name languages.
+    """
 
-    def direction(
-        self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
-    ) -> Direction:
+    # Whether the token of the target replaces the control tokens that the tokenizer puts before a target.
+    names_targets = False
+
+    def __init__(self, tokenizers: TokenizerPair, model: Any, task: ModelTask, ids: Mapping[str, int]):
+        self.tokenizers, self.model, self.task = tokenizers, model, task
+        self.ids, self.codes = dict(ids), {id: code for code, id in ids.items()}
+        self.sources: list[str] = sorted(ids) if self.names_targets else []
+        self.targets: list[str] = sorted(ids)
+        self.control_ids = set(self.codes)
+
+    def direction(self, source: str | None, target: str | None, forced: int | None = None) -> Direction:
         """Return the direction of two languages; `None`: of tokenizer and files. `forced` is a first token."""
         for side, code in (("source", source), ("target", target)):
-            known = self.named_codes(side, task)
+            known = self.named_codes(side)
             if side == "source":  # longer codes may be those of a group of languages (`mul`, `ROMANCE`)
                 known = [one for one in known if len(main_language(one)) == 2] or [code or ""]
             if code is not None and main_language(code) not in map(main_language, known):
                 raise unknown_language(f"{side}_lang", code, known or ["none is recorded"])
         first = setting(self.model, "forced_bos_token_id") if forced is None else forced
-        source = source or task.source_lang or getattr(self.tokenizers.source, "source_lang", None)
-        return Direction(source, target, given=() if first is None else (first,))
+        source = source or self.task.source_lang or getattr(self.tokenizers.source, "source_lang", None)
+        return Direction(source, target, *self.frame, given=() if first is None else (first,))
 
     def state(self) -> tuple[Any, ...]:
         """Return the settings of tokenizers and model that directions depend on, and that users may change."""
         settings, names = self.model.generation_config, ("source_lang", "target_lang", "src_lang", "tgt_lang")
         languages = (getattr(tokenizer, name, None) for tokenizer in self.tokenizers for name in names)
-        return settings.forced_bos_token_id, settings.decoder_start_token_id, *languages
+        return self.task, settings.forced_bos_token_id, settings.decoder_start_token_id, *languages
 
     def require_target(self, direction: Direction) -> None:
         """Raise `UserError` if a model that needs a target language has none."""
 
-    def named_codes(self, side: str, task: ModelTask) -> list[str]:
+    def named_codes(self, side: str) -> list[str]:
         """Return the codes by which the tokenizer and the model's files name the only language of a side."""
-        named = (getattr(getattr(self.tokenizers, side), f"{side}_lang", None), getattr(task, f"{side}_lang"))
+        named = (getattr(getattr(self.tokenizers, side), f"{side}_lang", None), getattr(self.task, f"{side}_lang"))
         return list(dict.fromkeys(code for code in named if code))
 
     def read_target(self, sentence: str) -> tuple[str | None, str]:
@@ -112,11 +125,11 @@ class Languages:
         return None, sentence
 
     @cached_property
-    def own_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Control tokens that the tokenizer adds before and after a source."""
         tokenizer = self.tokenizers.source
-        text = next(token for token in ("a", "1", ".", *tokenizer.get_vocab()) if encode_text(tokenizer, token, False))
-        whole, ids = encode_text(tokenizer, text), encode_text(tokenizer, text, False)
+        text = next(token for token in ("a", "1", ".", *tokenizer.get_vocab()) if encode_text(tokenizer, token))
+        whole, ids = encode_text(tokenizer, text, True), encode_text(tokenizer, text)
         starts = range(len(whole) - len(ids) + 1)
         place = next((i for i in starts if whole[i : i + len(ids)] == ids), len(whole) - len(ids))
         return tuple(whole[:place]), tuple(whole[place + len(ids) :])
@@ -128,34 +141,30 @@ class TokenLanguages(Languages):
     the decoder's first input if the model has no other one of its own, else the first token of each translation.
     """
 
-    def __init__(self, tokenizers: TokenizerPair, model: Any, ids: Mapping[str, int]):
-        super().__init__(tokenizers, model)
-        self.ids, self.codes = dict(ids), {id: code for code, id in ids.items()}
-        self.sources, self.targets, self.control_ids = sorted(ids), sorted(ids), set(self.codes)
+    names_targets = True
 
-    def direction(
-        self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
-    ) -> Direction:
+    def direction(self, source: str | None, target: str | None, forced: int | None = None) -> Direction:
         tokenizer: Any = self.tokenizers.source
         code = known_code(source, self.ids, "source_lang") if source else find_code(tokenizer.src_lang or "", self.ids)
-        frame = self.own_frame
+        frame = self.frame
         if code is not None:
             before, after = ([self.ids[code] if id in self.codes else id for id in part] for part in frame)
             frame = (tuple(before), tuple(after))
+        if forced is not None:
+            return Direction(code, self.codes.get(forced), *frame, given=(forced,))
         start = setting(self.model, "decoder_start_token_id")
-        named = (self.codes.get(id) for id in (setting(self.model, "forced_bos_token_id"), start))
-        own = find_code(getattr(self.tokenizers.target, "tgt_lang", None) or "", self.ids)
         if target is not None:
             target = known_code(target, self.ids, "target_lang")
         else:  # some tokenizers take on the source language when they encode a target without a language
+            named = (self.codes.get(id) for id in (setting(self.model, "forced_bos_token_id"), start))
+            own = find_code(getattr(self.tokenizers.target, "tgt_lang", None) or "", self.ids)
             target = next((one for one in named if one is not None), None if own == code else own)
-        if forced is not None:
-            return Direction(code, self.codes.get(forced), frame, given=(forced,))
+        direction = Direction(code, target, *frame)
         if target is None:
-            return Direction(code, None, frame)
+            return direction
         if start is None or start in self.codes:
-            return Direction(code, target, frame, start=self.ids[target])
-        return Direction(code, target, frame, given=(self.ids[target],))
+            return replace(direction, start=self.ids[target])
+        return replace(direction, given=(self.ids[target],))
 
     def require_target(self, direction: Direction) -> None:
         if direction.target is None and not direction.given:
@@ -166,18 +175,12 @@ class TokenLanguages(Languages):
 class TagLanguages(Languages):
     """Languages of the target that a token in front of the source names: `>>deu<<` (OPUS-MT), `<2de>` (MADLAD-400)."""
 
-    def __init__(self, tokenizers: TokenizerPair, model: Any, ids: Mapping[str, int]):
-        super().__init__(tokenizers, model)
-        self.ids, self.targets, self.control_ids = dict(ids), sorted(ids), set(ids.values())
-
-    def direction(
-        self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
-    ) -> Direction:
+    def direction(self, source: str | None, target: str | None, forced: int | None = None) -> Direction:
         code = None if target is None else find_code(target, self.ids)
-        if target is not None and code is None and target not in self.named_codes("target", task):
+        if target is not None and code is None and target not in self.named_codes("target"):
             raise unknown_language("target_lang", target, self.ids)
-        direction = super().direction(source, None, task, forced)
-        return direction if code is None else replace(direction, target=code, tag=(self.ids[code],))
+        direction = super().direction(source, None, forced)
+        return direction if code is None else replace(direction, target=code, tags=(self.ids[code],))
 
     def require_target(self, direction: Direction) -> None:
         # Some models with tags also translate without.
@@ -195,15 +198,13 @@ class TagLanguages(Languages):
 class TaskLanguages(Languages):
     """Pairs of languages with a text before the source, as of T5: `task_specific_params` of the configuration."""
 
-    def __init__(self, tokenizers: TokenizerPair, model: Any, prefixes: Mapping[tuple[str, str], str]):
-        super().__init__(tokenizers, model)
-        self.prefixes = dict(prefixes)
+    def __init__(self, tokenizers: TokenizerPair, model: Any, task: ModelTask, prefixes: dict[tuple[str, str], str]):
+        super().__init__(tokenizers, model, task, {})
+        self.prefixes = prefixes
         self.sources, self.targets = (sorted({pair[side] for pair in prefixes}) for side in (0, 1))
 
-    def direction(
-        self, source: str | None, target: str | None, task: ModelTask, forced: int | None = None
-    ) -> Direction:
-        direction = super().direction(source, None, task, forced)
+    def direction(self, source: str | None, target: str | None, forced: int | None = None) -> Direction:
+        direction = super().direction(source, None, forced)
         if target is None:
             return direction
         pairs = [pair for pair in self.prefixes if same(pair[1], target) and (not source or same(pair[0], source))]
@@ -221,19 +222,19 @@ class TaskLanguages(Languages):
         return None, sentence
 
 
-def find_languages(tokenizers: TokenizerPair, model: Any) -> Languages:
+def find_languages(tokenizers: TokenizerPair, model: Any, task: ModelTask) -> Languages:
     """Return the languages of a model, by what its tokenizer and its configuration name."""
     with TOKENIZING:
         ids = language_ids(tokenizers.source)
     if ids:  # a tokenizer with `src_lang` and `tgt_lang` whose sources have a language's token
-        return TokenLanguages(tokenizers, model, ids)
+        return TokenLanguages(tokenizers, model, task, ids)
     matches = ((TAG.fullmatch(token), id) for token, id in tokenizers.source.get_vocab().items())
     if tags := {match[1] or match[2]: id for match, id in matches if match}:
-        return TagLanguages(tokenizers, model, tags)
+        return TagLanguages(tokenizers, model, task, tags)
     tasks = getattr(model.config, "task_specific_params", None)
     prefixes = {}
     for name, settings in tasks.items() if isinstance(tasks, Mapping) else ():
         match, prefix = TASK_NAME.fullmatch(name), isinstance(settings, Mapping) and settings.get("prefix")
         if match and prefix:
             prefixes[match[1], match[2]] = str(prefix)
-    return TaskLanguages(tokenizers, model, prefixes) if prefixes else Languages(tokenizers, model)
+    return TaskLanguages(tokenizers, model, task, prefixes) if prefixes else Languages(tokenizers, model, task, {})

@@ -19,13 +19,11 @@ from ..data.tokenizer_pair import TokenizerPair
 from ..errors import MissingFileError, UserError
 from ..models.kernels_shared import has_bfloat16
 from .backends.ctranslate2_model import CTranslate2Backend, default_engine_device
-from .backends.ensemble import EnsembleBackend
 from .backends.onnx_model import OnnxBackend, OnnxModel, load_onnx_runtime, resolve_provider_device
 from .backends.protocol import Backend
-from .backends.torch_model import TorchBackend
-from .devices import pack_weights, resolve_device
+from .backends.torch_model import EnsembleBackend, TorchBackend
+from .devices import check_quantization, pack_weights, quantize_model, resolve_device
 from .model_settings import ModelTask, complete_token_ids, is_export, read_export_settings, read_model_task
-from .quantization import check_quantization, quantize_model
 
 
 # Narrower models are slower in bfloat16 than in float32.

@@ -157,12 +157,11 @@ def pipeline(task: str | None = None, model: Any = None, *args: Any, **kwargs: A
         `Pipeline`: The pipeline, ready to be called with texts.
     """
     create: Any = transformers.pipeline
-    pair = TASK_NAME.fullmatch(task or "")
-    if pair is None and task not in ("translation", TASK):
-        return create(task, model, *args, **kwargs)
-    if pair is not None:
+    if pair := TASK_NAME.fullmatch(task or ""):
         return pipeline(TASK, model, *args, source_lang=pair[1], target_lang=pair[2], **kwargs)
-    return create(TASK, folder_of_model(model) if isinstance(model, (str, Path)) else model, *args, **kwargs)
+    if task in ("translation", TASK):
+        task, model = TASK, folder_of_model(model) if isinstance(model, (str, Path)) else model
+    return create(task, model, *args, **kwargs)
 
 
 def register_pipeline() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, zip_longest
+from itertools import islice, repeat, zip_longest
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ..data.records import ParsedSentence, SourceText, TokenRows, Tokens
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import Relations
 from ..errors import UserError
-from .attention_links import attention_rows, links_of_tokens
+from .attention_links import WordAlignment, choose_attention, links_of_matrix, links_of_tokens, word_matrix
 from .backends.protocol import Backend, SearchRequest, SearchResult
 from .backends.torch_model import TorchBackend
 from .codec import Codec, Request, refuse_text
@@ -68,7 +68,7 @@ class Translator:
     target_langs = delegated("codec.languages.targets", "Codes of the target languages, if the model has several.")
     source_lang = delegated("codec.source_lang", "Code of the source language of calls that do not pass any.")
     target_lang = delegated("codec.target_lang", "Code of the target language of calls that do not pass any.")
-    task = delegated("codec.task", "Task that the model was trained for ([`ModelTask`]), if known.")
+    task = delegated("codec.languages.task", "Task that the model was trained for ([`ModelTask`]), if known.")
     prepare = delegated("codec.encode", "Return a text as the model reads it ([`~recnmt_hf.inference.codec.Request`]).")
     encode_source = delegated("codec.encode_source", "Return the tokens of a source sentence.")
     encode_target = delegated("codec.encode_target", "Return the tokens of a translation.")
@@ -118,7 +118,7 @@ class Translator:
             check (`bool`, *optional*, defaults to `True`): Whether to check weights and tokenizers.
             trust_remote_code (`bool`, *optional*, defaults to `False`): Whether code in the model's files may run.
             quantization (`str`, *optional*): `"int8"`: dynamic quantization of linear layers, on the CPU
-                ([`~recnmt_hf.inference.quantization.quantize_model`]).
+                ([`~recnmt_hf.inference.devices.quantize_model`]).
             source_lang, target_lang (`str`, *optional*): Codes of the languages, for a model of several
                 ([`DecodingOptions`]); `src_lang` and `tgt_lang` are other names of these.
             **kwargs: Passed on to `from_pretrained`, e.g. `revision=...`.
@@ -188,11 +188,15 @@ class Translator:
         """
         options = decoding_options(options, changes)
         refuse_text(sentences=sentences, prefixes=prefixes)
-        pairs = enumerate(pair_with_prefixes(sentences, prefixes), start=first)
+        pairs = zip(sentences, repeat("")) if prefixes is None else zip_longest(sentences, prefixes)
+        numbered = enumerate(pairs, start=first)
         counts = warnings or TranslationWarnings(self.tokenizer)
-        while chunk := list(islice(pairs, options.buffer)):
-            first = chunk[0][0]
-            requests = [self.codec.encode(text, options, prefix, f"Sentence {n}") for n, (text, prefix) in chunk]
+        while chunk := list(islice(numbered, options.buffer)):
+            requests, first = [], chunk[0][0]
+            for number, (text, prefix) in chunk:
+                if text is None or prefix is None:
+                    raise UserError("The numbers of sentences and prefixes differ.", field="prefixes")
+                requests.append(self.codec.encode(text, options, prefix, f"Sentence {number}"))
             yield from self.translate_requests(requests, options, counts, first, scores, warn_short, trace)
         if warnings is None:
             counts.log()
@@ -304,7 +308,8 @@ class Translator:
             ValueError: The numbers of sources and targets differ, or a source is empty.
         """
         options = decoding_options(options, changes)
-        source_ids, target_ids = self.codec.encode_pairs(sources, targets, options, places)
+        pairs = self.codec.encode_pairs(sources, targets, options, places)
+        source_ids, target_ids = ([pair[side][0] for pair in pairs] for side in (0, 1))
         warnings = TranslationWarnings(self.tokenizer)
         warnings.count_tokens(source_ids)
         warnings.log()
@@ -333,19 +338,46 @@ class Translator:
             layer, head = getattr(self.model.config, "alignment_head", None) or (None, None)
 
         def run(sources: TokenRows, targets: TokenRows) -> list[np.ndarray]:
-            return attention_rows(self.backend.attention(sources, targets), sources, targets, layer, head)
+            weights = choose_attention(self.backend.attention(sources, targets), layer, head).float().cpu().numpy()
+            sides = zip(weights, sources, targets, strict=True)
+            return [row[: len(target), : len(source)] for row, source, target in sides]  # without padding
 
         return run_batches(run, sources, targets, max_tokens)
 
 
-def pair_with_prefixes(
-    sentences: Iterable[SourceText], prefixes: Iterable[str] | None
-) -> Iterator[tuple[SourceText, str]]:
-    """Yield each sentence with its prefix; raise `UserError` if their numbers differ."""
-    if prefixes is None:
-        yield from ((sentence, "") for sentence in sentences)
-        return
-    for sentence, prefix in zip_longest(sentences, prefixes):
-        if sentence is None or prefix is None:
-            raise UserError("The numbers of sentences and prefixes differ.", field="prefixes")
-        yield sentence, prefix
+def align_pairs(
+    translator: Translator,
+    sources: Sequence[SourceText],
+    targets: Sequence[str],
+    layer: int | str | None = None,
+    head: int | None = None,
+    max_tokens: int = 4096,
+    options: DecodingOptions | None = None,
+    first: int = 1,
+) -> Iterator[WordAlignment]:
+    """
+    Align sentences with their translations: the model is given the translation, and each of its words is linked to the
+    source word with the largest attention.
+
+    Args:
+        translator ([`Translator`]): Model and tokenizers.
+        sources, targets (sequence of `str`): Text whose words are separated by spaces. For a model that reads
+            dependency trees, a source may be a [`~recnmt_hf.data.ParsedSentence`].
+        layer (`int` or `"mean"`, *optional*), head (`int`, *optional*): As in [`choose_attention`].
+        max_tokens (`int`, *optional*, defaults to 4096): Tokens of a batch.
+        options ([`DecodingOptions`], *optional*): The languages, for a model of several.
+        first (`int`, *optional*, defaults to 1): Number of the first pair in messages.
+
+    Returns:
+        An iterator over [`WordAlignment`], one for each pair, in order.
+
+    Raises:
+        ValueError: A sentence is empty, or the model does not attend to source words.
+    """
+    places = [f"Pair {number}" for number in range(first, first + len(sources))]
+    pairs = translator.codec.encode_pairs(sources, targets, options or DecodingOptions(), places, with_words=True)
+    source_ids, target_ids = ([pair[side][0] for pair in pairs] for side in (0, 1))
+    for i, weights in enumerate(translator.attention(source_ids, target_ids, layer, head, max_tokens)):
+        words, translated = str(sources[i]).split(), targets[i].split()
+        matrix = word_matrix(weights, pairs[i][0][1], pairs[i][1][1], len(words), len(translated))
+        yield WordAlignment(words, translated, links_of_matrix(matrix), matrix)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +16,9 @@ from ...data.records import TokenRows
 from ...data.tokenizer_pair import TokenizerPair
 from ...errors import UserError
 from ...models.configuration_nmt_transformer import NMTTransformerConfig
-from ..model_settings import LengthLimits, end_ids, length_limits, read_export_settings
+from ..model_settings import end_ids, read_export_settings
 from ..options import DecodingOptions, unusual_settings
-from .protocol import SearchRequest, SearchResult, TranslatesOnly
+from .protocol import Backend, SearchRequest, SearchResult
 
 
 # Supported arguments of `generate`, with the engine's names for them; those of sampling, which need `do_sample`.
@@ -52,9 +51,9 @@ def default_engine_device() -> str:
     return "cuda" if load_engine_package().get_cuda_device_count() else "cpu"
 
 
-class CTranslate2Backend(TranslatesOnly):
+class CTranslate2Backend(Backend):
     """
-    Runs a model in CTranslate2, on `"cpu"` or `"cuda"`; see [`Backend`]. It translates and scores.
+    Runs a model in CTranslate2, on `"cpu"` or `"cuda"`.
 
     The engine's search ends once as many hypotheses are finished as there are beams (transformers'
     `early_stopping=True`), and divides log-probabilities by `length ** length_penalty`. Hypotheses are truncated to
@@ -80,10 +79,6 @@ class CTranslate2Backend(TranslatesOnly):
         tokenizers.check(self.model, strict=check)
         self.source_symbols, self.target_symbols = (read_vocabulary(Path(path), side) for side in ("source", "target"))
         self.target_ids = {symbol: id for id, symbol in enumerate(self.target_symbols)}
-
-    @property
-    def limits(self) -> LengthLimits:
-        return length_limits(self.model.config)
 
     def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
         return [self.search_batch(request) for request in requests]
@@ -136,9 +131,6 @@ class CTranslate2Backend(TranslatesOnly):
                 raise UserError("CTranslate2 samples without beams (--beams 1) and without a seed only.", field="beams")
             arguments.setdefault("sampling_topk", ALL_SYMBOLS)
         return arguments
-
-    def seeded(self, seed: int | None) -> AbstractContextManager[Any]:
-        return nullcontext()
 
     def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
         ends = end_ids(self.model)

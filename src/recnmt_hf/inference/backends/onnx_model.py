@@ -16,7 +16,6 @@ from ...models.decoder_cache import spread_over_beams
 from ...models.seq2seq_outputs import CACHE, takes_cache
 from ..devices import resolve_device
 from ..model_settings import read_export_settings
-from .protocol import TranslatesOnly
 from .torch_model import TorchBackend
 
 
@@ -206,8 +205,8 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         return Seq2SeqLMOutput(logits=torch.cat(logits, 1), **{CACHE: cache})  # type: ignore[arg-type]
 
 
-class OnnxBackend(TranslatesOnly, TorchBackend):
-    """Runs an [`OnnxModel`]; see [`Backend`]. It translates and scores."""
+class OnnxBackend(TorchBackend):
+    """Runs an [`OnnxModel`]."""
 
     kind = "exported to ONNX"
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any
 
 import torch
 
 from ...data.records import TokenRows
 from ...data.tokenizer_pair import TokenizerPair
 from ...errors import UserError
-from ..model_settings import LengthLimits
+from ..model_settings import LengthLimits, length_limits
 from ..options import DecodingOptions
 
 
@@ -35,30 +36,26 @@ class SearchResult:
     log_probs: list[float] | None = None  # if the search reports them
 
 
-class EncodedSources(NamedTuple):
-    """Output of the model's encoder for a batch, with padded token ids and mask `(batch_size, source_length)`."""
+class Backend(ABC):
+    """
+    Base class: a model with its tokenizers. Methods take batches without padding. A backend with a `kind`, which is
+    part of the message, translates and scores, but does not give access to attention, states or weights.
+    """
 
-    output: Any  # `ModelOutput` with `last_hidden_state` `(batch_size, source_length, d_model)`
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor  # 1 = token, 0 = padding
-
-
-class Backend(Protocol):
-    """A model with its tokenizers. Methods take a batch without padding; what a format lacks is a `UserError`."""
-
+    kind = ""
     model: Any  # or a description of an exported one, with `config`, `generation_config` and `name_or_path`
     tokenizers: TokenizerPair
 
     @property
     def limits(self) -> LengthLimits:
         """Numbers of source and target tokens that the model's positions allow."""
+        return length_limits(self.model.config)
 
-    def encode(self, sources: TokenRows) -> EncodedSources:
-        """Run the encoder."""
-
+    @abstractmethod
     def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
         """Translate one batch or several, all with the same options."""
 
+    @abstractmethod
     def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
         """Return the log-probability of every target token, one list per target."""
 
@@ -67,25 +64,15 @@ class Backend(Protocol):
         Return the cross-attention under teacher forcing, per decoder layer `(batch_size, num_heads, target_length,
         source_length)`. Row j belongs to the step that predicts target token j.
         """
+        self.inspected_model()
+        raise NotImplementedError
 
     def seeded(self, seed: int | None) -> AbstractContextManager[Any]:
         """Return a context in which `search` samples with a seed; `None`: without."""
+        return nullcontext()
 
     def inspected_model(self) -> Any:
-        """Return the PyTorch model for reading its attentions, states or weights."""
-
-
-class TranslatesOnly:
-    """Methods of backends that translate and score, without access to attentions, states or weights."""
-
-    model: Any
-    kind: str  # for the message
-
-    def inspected_model(self) -> NoReturn:
-        raise UserError(f"{self.model.name_or_path} is {self.kind}, which gives no alignments or attention.")
-
-    def encode(self, sources: TokenRows) -> NoReturn:
-        self.inspected_model()
-
-    def attention(self, sources: TokenRows, targets: TokenRows) -> NoReturn:
-        self.inspected_model()
+        """Return the PyTorch model for reading its attentions, states or weights; `UserError` if there is a `kind`."""
+        if self.kind:
+            raise UserError(f"{self.model.name_or_path} is {self.kind}, which gives no alignments or attention.")
+        return self.model

@@ -1,4 +1,4 @@
-"""Backend for encoder-decoder models in PyTorch."""
+"""Backends for encoder-decoder models in PyTorch: one model, or several that translate together."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from transformers import (
 from ...data.batching import pad_rows
 from ...data.languages import list_names
 from ...data.records import TokenRows
-from ...data.tokenizer_pair import TokenizerPair
+from ...data.tokenizer_pair import TokenizerPair, stamp, vocabulary_sizes
 from ...data.tree_inputs import pad_tree_columns, tree_columns, tree_options
 from ...errors import UserError
 from ...models.kernels_cpu_matmuls import project
 from ...models.seq2seq_outputs import CACHE
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence, SeededDraws
-from ..model_settings import LengthLimits, length_limits, setting, start_id
+from ..devices import Int8Linear
+from ..model_settings import LengthLimits, end_ids, setting, start_id
 from ..options import PYTHON_ARGUMENTS, DecodingOptions
-from ..quantization import Int8Linear
 from ..search import ModelRows, search_all, start_search
-from .protocol import EncodedSources, SearchRequest, SearchResult
+from .protocol import Backend, SearchRequest, SearchResult
 
 
 # Logits that scoring computes at a time (32 MiB in float32); those of a whole batch can take gigabytes.
@@ -87,10 +87,10 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
                     module.training = True
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """
-    Runs an encoder-decoder of this package or of transformers; see [`Backend`]. With `check`, weights that are not
-    finite and tokenizers of other models are rejected.
+    Runs an encoder-decoder of this package or of transformers. With `check`, weights that are not finite and tokenizers
+    of other models are rejected.
     """
 
     needs_own_search = False  # whether the search of transformers cannot replace ours
@@ -103,21 +103,15 @@ class TorchBackend:
         self.model: Any = model  # PreTrainedModel alone has no `generate`
         self.tokenizers = tokenizers
 
-    @property
-    def limits(self) -> LengthLimits:
-        return length_limits(self.model.config)
-
-    def inspected_model(self) -> Any:
-        return self.model
-
     def seeded(self, seed: int | None) -> AbstractContextManager[Any]:
         return nullcontext() if seed is None else SeededDraws(seed)
 
-    def encode(self, sources: TokenRows) -> EncodedSources:
+    def encode(self, sources: TokenRows) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """Return the output of the encoder, and padded token ids and their mask, `(batch_size, source_length)`."""
         inputs = self.source_inputs(sources)
         with eval_mode(self.model):
             output = self.model.get_encoder()(**inputs, return_dict=True)
-        return EncodedSources(output, inputs["input_ids"], inputs["attention_mask"])
+        return output, inputs["input_ids"], inputs["attention_mask"]
 
     def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
         options = requests[0].options
@@ -192,43 +186,39 @@ class TorchBackend:
         return [row[: len(target)] for row, target in zip(log_probs.tolist(), targets, strict=True)]
 
     def attention(self, sources: TokenRows, targets: TokenRows) -> tuple[torch.Tensor, ...]:
+        model = self.inspected_model()
         # The encoder runs separately, without attentions and other optional outputs, which may be large.
-        encoded = self.encode(sources)
-        attentions: Any = None
-        if not self.returns_no_attention:
-            attentions = self.decoder_attention(self.model, encoded, targets)
-        if (not attentions or attentions[0] is None) and hasattr(self.model, "set_attn_implementation"):
-            self.returns_no_attention = True
-            # The same weights in a model of its own, because other threads may be using this one.
-            tensors: Any = {id(tensor): tensor for tensor in chain(self.model.parameters(), self.model.buffers())}
-            eager = copy.deepcopy(self.model, tensors)
-            eager.set_attn_implementation("eager")
-            attentions = self.decoder_attention(eager, encoded, targets)
-        return attentions
-
-    def decoder_attention(self, model: Any, encoded: EncodedSources, targets: TokenRows) -> Any:
-        """Return the cross-attentions that a model returns for encoded sources; those of fast kernels are `None`."""
+        output, input_ids, mask = self.encode(sources)
         parameter = inspect.signature(model.base_model.forward).parameters.get("input_ids")
         needs_sources = parameter is not None and parameter.default is inspect.Parameter.empty  # as FSMT does
-        with eval_mode(model):
-            return model.base_model(  # without logits of the whole vocabulary
-                **({"input_ids": encoded.input_ids} if needs_sources else {}),
-                encoder_outputs=encoded.output,
-                attention_mask=encoded.attention_mask,
-                decoder_input_ids=shift_right(model, self.pad_targets(targets), targets),
-                use_cache=False,
-                output_attentions=True,
-            ).cross_attentions
+
+        def run(model: Any) -> Any:  # attentions of fast kernels are `None`
+            with eval_mode(model):
+                return model.base_model(  # without logits of the whole vocabulary
+                    **({"input_ids": input_ids} if needs_sources else {}),
+                    encoder_outputs=output,
+                    attention_mask=mask,
+                    decoder_input_ids=shift_right(model, self.pad_targets(targets), targets),
+                    use_cache=False,
+                    output_attentions=True,
+                ).cross_attentions
+
+        attentions: Any = None if self.returns_no_attention else run(model)
+        if (not attentions or attentions[0] is None) and hasattr(model, "set_attn_implementation"):
+            self.returns_no_attention = True
+            # The same weights in a model of its own, because other threads may be using this one.
+            tensors: Any = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+            eager = copy.deepcopy(model, tensors)
+            eager.set_attn_implementation("eager")
+            attentions = run(eager)
+        return attentions
 
     def start_rows(self, sources: TokenRows, beams: int) -> ModelRows:
         """Encode sources and start a search of an ensemble with `beams` consecutive rows for each."""
-        encoded = TorchBackend.encode(self, sources)  # a model in ONNX shows its states to searches only
+        output, _, mask = self.encode(sources)
         # The model repeats tensors that the beams of a source do not share, as in `generate`.
         _, inputs = self.model._expand_inputs_for_generation(
-            expand_size=beams,
-            is_encoder_decoder=True,
-            encoder_outputs=encoded.output,
-            attention_mask=encoded.attention_mask,
+            expand_size=beams, is_encoder_decoder=True, encoder_outputs=output, attention_mask=mask
         )
         inputs[CACHE] = self.new_cache()
         return ModelRows(self.model, inputs, len(sources) * beams, len(sources))
@@ -291,3 +281,96 @@ def can_drop_finished(settings: dict[str, Any], options: DecodingOptions, model_
     if settings["do_sample"] or not set(settings) <= ROWWISE_ARGUMENTS or set(options.generate) & set(PYTHON_ARGUMENTS):
         return False
     return all(getattr(model_settings, name, None) in off for name, off in BATCHWISE_SETTINGS.items())
+
+
+# -- ensembles ---------------------------------------------------------------------------------------------------------
+
+
+class EnsembleRows(ModelRows):
+    """Rows of several models: the mean of their log-probabilities, `log p = mean_k log p_k`."""
+
+    returns_log_probs = True
+
+    def __init__(self, members: Sequence[ModelRows]):
+        self.members, self.sentences = members, members[0].sentences
+
+    def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.mean([member.next_logits(tokens) for member in self.members])
+
+    def first_logits(self, tokens: torch.Tensor, beams: int) -> torch.Tensor:
+        return self.mean([member.first_logits(tokens, beams) for member in self.members])
+
+    def mean(self, logits: Sequence[torch.Tensor]) -> torch.Tensor:
+        log_probs = [own.log_softmax(-1) for own in logits]
+        return sum(log_probs[1:], start=log_probs[0]) / len(log_probs)
+
+    def reorder(self, rows: torch.Tensor) -> None:
+        for member in self.members:
+            member.reorder(rows)
+
+    def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
+        for member in self.members:
+            member.select(rows, sentences)
+
+
+class EnsembleBackend(TorchBackend):
+    """
+    Runs two or more models of one vocabulary, in PyTorch or ONNX. The `generate` of the first one prepares the search,
+    in which all of them compute the next tokens.
+    """
+
+    kind = "part of an ensemble"
+    needs_own_search = True
+
+    def __init__(self, members: Sequence[Backend]):
+        self.members: list[Any] = list(members)
+        expected: dict[str, tuple[Any, str]] = {}
+        for member in members:
+            name = member.model.name_or_path
+            if not isinstance(member, TorchBackend) or isinstance(member, EnsembleBackend):
+                raise UserError(f"{name} cannot be part of an ensemble, only PyTorch and ONNX.")
+            for what, value in shared_settings(member).items():
+                known, first = expected.setdefault(what, (value, name))
+                if value != known:
+                    raise UserError(f"{name} and {first} differ in {what}, so they cannot be an ensemble.")
+        # The first one is that whose inputs are encoded.
+        self.members.sort(key=lambda member: tree_options(member.model.config) is None)
+        self.model, self.tokenizers = self.members[0].model, self.members[0].tokenizers
+
+    @property
+    def limits(self) -> LengthLimits:
+        sides = zip(*(member.limits for member in self.members), strict=True)
+        return LengthLimits(*(min((limit for limit in side if limit is not None), default=None) for side in sides))
+
+    def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
+        for member in self.members:
+            if hasattr(member.model, "check_beams"):
+                member.model.check_beams(requests[0].options.beams, "beams")
+        with eval_mode(*(member.model for member in self.members)):
+            return TorchBackend.search(self, requests)
+
+    def rows_class(self, request: SearchRequest) -> Callable[..., ModelRows]:
+        def start(model: Any, inputs: dict[str, Any], rows: int, sentences: int) -> EnsembleRows:
+            others = [member.start_rows(request.sources, request.options.beams) for member in self.members[1:]]
+            return EnsembleRows([ModelRows(model, inputs, rows, sentences), *others])
+
+        return start
+
+    def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
+        scores = [member.score(sources, targets) for member in self.members]
+        return [[sum(values) / len(values) for values in zip(*rows, strict=True)] for rows in zip(*scores, strict=True)]
+
+
+def shared_settings(backend: Backend) -> dict[str, Any]:
+    """Return the settings that must be the same for all models of an ensemble that have them."""
+    source, target = backend.tokenizers
+    trees = tree_options(backend.model.config)
+    return {
+        "the source tokenizer": stamp(source),
+        "the target tokenizer": stamp(target, is_target=True),
+        "the rows of the output matrix": vocabulary_sizes(backend.model.config)[1],
+        "the padding token": target.pad_token_id,
+        "the end tokens": end_ids(backend.model),
+        "the start token": setting(backend.model, "decoder_start_token_id"),
+        **({} if trees is None else {"the relations of dependency trees": (backend.tokenizers.relations, trees)}),
+    }
