@@ -39,19 +39,18 @@ from transformers import (
 from recnmt_hf import ONLSTMTransformerForSequencePairClassification
 from recnmt_hf.analysis.plots import QUANTITIES, check_picture, line_panels
 from recnmt_hf.commands.arguments import PICTURE_HELP, Parser, add_recipe_arguments
-from recnmt_hf.data.files import open_output, reject_model_folder, remove
+from recnmt_hf.data.files import open_output, reject_model_folder, remove, replacing
 from recnmt_hf.data.text import tsv
 from recnmt_hf.data.tokenization import END, PAD, SPECIAL_TOKENS, UNKNOWN
 from recnmt_hf.errors import UserError
 from recnmt_hf.inference.devices import keep_freed_memory
 from recnmt_hf.training.checkpoints import MANIFEST, discard, mark_complete, newest_intact_checkpoint, numbered_in
 from recnmt_hf.training.evidence import sum_of_lines
-from recnmt_hf.training.output_folder import FINAL, RECIPE, REPLACED, locked, replace_folder
+from recnmt_hf.training.output_folder import FINAL, RECIPE, locked
 from recnmt_hf.training.processes import Processes, logger, settings_of_one_run
 
 
 RESULTS = "logic.json"
-PARTIAL_MODEL = f"{FINAL}.partial"
 MAJORITY = "majority class"
 # Pairs per batch in tests.
 TEST_BATCH = 256
@@ -247,7 +246,7 @@ def prepare_folders(contents: Mapping[Path, str], output: Path, overwrite: bool,
     check_folders(contents, output, overwrite)
     for folder, content in contents.items():
         if overwrite or not (folder / RECIPE).is_file():
-            for path in (folder / part for part in (FINAL, REPLACED, PARTIAL_MODEL, RESULTS)):
+            for path in (folder / part for part in (FINAL, RESULTS)):
                 remove(path)
             with open_output(folder / RECIPE) as file:
                 file.write(content)
@@ -285,10 +284,9 @@ def train_model(
         result.majority[operators] = max(relations.values()) / len(pairs)
 
     def save() -> None:
-        working = folder / PARTIAL_MODEL
-        model.save_pretrained(working)
-        tokenizer.save_pretrained(working)
-        replace_folder(working, folder / FINAL, folder / REPLACED)
+        with replacing(folder / FINAL) as working:
+            model.save_pretrained(working)
+            tokenizer.save_pretrained(working)
         with open_output(folder / RESULTS) as file:
             json.dump(asdict(result), file, indent=1)
 
