@@ -136,4 +136,4 @@ def test_collapse_is_reported_once_after_annealing(annealing, tmp_path, tokenize
             logging.getLogger("recnmt_hf").removeHandler(caplog.handler)
     warnings = {record.message for record in caplog.records if "latent variables" in record.message}
     assert len(warnings) == (1 if annealing == 2 else 0)
-    assert trainer.output_means.has_warned == (annealing == 2)
+    assert trainer.has_warned == (annealing == 2)

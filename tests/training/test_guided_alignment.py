@@ -203,10 +203,10 @@ def test_without_links_or_in_evaluation_nothing_changes():
     plain, guided = build("NMTTransformer"), build("NMTTransformer")
     guide = AlignmentGuide(guided, GuidedAlignment())
     expected = plain(**batch).loss
-    assert torch.equal(guided(**batch).loss, expected) and guide.sums is None
+    assert torch.equal(guided(**batch).loss, expected) and not guide.means.totals["alignment_loss"]
     assert torch.equal(guided.eval()(**batch, links=links).loss, plain.eval()(**batch).loss)
     loss = guided.train()(**batch, links=links).loss
-    total, count = guide.sums.tolist()
+    total, count = guide.means.totals["alignment_loss"].tolist()
     assert count == pytest.approx(4)
     labels = (batch["labels"] != -100).sum()
     torch.testing.assert_close(loss, expected + 0.1 * total / labels, check_dtype=False)
@@ -223,7 +223,7 @@ def test_weights_are_those_before_dropout():
         model.model.encoder.eval()
         model.model.decoder.layers[0].self_attn.eval()
         model(**batch, links=links)
-        totals.append(guide.sums[0])
+        totals.append(guide.means.totals["alignment_loss"][0])
     torch.testing.assert_close(*totals)
 
 

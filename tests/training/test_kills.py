@@ -318,7 +318,7 @@ def disk_full_at(part):
 @pytest.mark.parametrize(
     ("part", "newest"),
     [
-        ("tokenizers.partial", None),
+        ("run/target_tokenizer", None),
         ("checkpoint-1", None),
         ("checkpoint-2/trainer_state", "checkpoint-1"),
         ("checkpoint-2/complete.json", "checkpoint-1"),

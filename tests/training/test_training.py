@@ -177,7 +177,7 @@ def test_predictions_are_in_the_order_of_the_data(tmp_path, tokenizer, generates
     trainer.train()
     data = trainer.eval_dataset
     output = trainer.predict(data)
-    with trainer.averaged_weights():
+    with trainer.moving_average.applied():
         for row, predicted, labels in zip(data, output.predictions, output.label_ids, strict=True):
             assert labels[: len(row["labels"])].tolist() == row["labels"]
             ids = torch.tensor([row["input_ids"]])

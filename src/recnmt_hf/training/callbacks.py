@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from accelerate.utils import recursively_apply
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -24,7 +23,6 @@ from ..data.batching import TokenBatchSampler
 from ..data.languages import language_ids
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import TreeCollator
-from .processes import logger
 
 
 # File of a checkpoint with the weights that training continues from; its model.safetensors has the moving average.
@@ -148,47 +146,16 @@ class TrainingStepCallback(TrainerCallback):
             set_training_step(state.global_step - self.first_step)
 
 
-class OutputMeans:
-    """
-    Means of the `logged_outputs` of a model, themselves means over target words, over several batches. A model's
-    `training_warning(means)` may return a warning about them, which is printed once.
-    """
-
-    def __init__(self, model: Any):
-        self.names = tuple(getattr(model, "logged_outputs", ()))
-        self.check: Any = getattr(model, "training_warning", lambda means: None)
-        self.has_warned = False
-        self.totals: torch.Tensor | None = None  # weighted sums, and the number of words
-
-    def add(self, outputs: Mapping[str, torch.Tensor], labels: torch.Tensor) -> None:
-        """Add the output of a batch with labels `(batch_size, target_length)`."""
-        count = (labels != -100).sum().float()
-        totals = torch.stack([*(outputs[name].detach().float() * count for name in self.names), count])
-        self.totals = totals if self.totals is None else self.totals + totals
-
-    def take(self, accelerator: Accelerator) -> dict[str, float]:
-        """Return the means over the batches of all processes since the last call, for logs."""
-        if self.totals is None:
-            return {}
-        *sums, count = accelerator.reduce(self.totals, reduction="sum").tolist()
-        self.totals = None
-        means = {name: total / max(count, 1.0) for name, total in zip(self.names, sums, strict=True)}
-        if not self.has_warned and (warning := self.check(means)):
-            self.has_warned = True
-            logger.warning(f"Warning: {warning}.")
-        return {f"mean_{name}": value for name, value in means.items()}
-
-
 class MovingAverage(TrainerCallback):
     """
     Callback that keeps the exponential moving average `a <- decay * a + (1 - decay) * w` of a model's weights after
-    each update, from those of the first update on (Kingma and Ba, 2015, section 7.2). Evaluations and checkpoints of
-    [`~recnmt_hf.TranslationTrainer`] have it.
+    each update, from those of the first update on (Kingma and Ba, 2015, section 7.2), if there is a `decay`.
+    Evaluations and checkpoints of [`~recnmt_hf.TranslationTrainer`] have it.
     """
 
-    def __init__(self, model: torch.nn.Module, decay: float):
+    def __init__(self, model: torch.nn.Module, decay: float | None):
         self.model = model
-        self.update = get_ema_multi_avg_fn(decay)
+        self.update = None if decay is None else get_ema_multi_avg_fn(decay)
         # Not torch's AveragedModel, which copies the model with its hooks, and what these refer to.
         self.average: list[torch.Tensor] | None = None
 
@@ -197,9 +164,9 @@ class MovingAverage(TrainerCallback):
         return [parameter.detach() for parameter in self.model.parameters()]
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.average is None:
+        if self.update is not None and self.average is None:
             self.average = [weight.clone() for weight in self.weights()]
-        else:
+        elif self.update is not None:
             self.update(self.average, self.weights(), None)
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -213,8 +180,8 @@ class MovingAverage(TrainerCallback):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Give the model the average's weights in a context."""
-        if self.average is None:  # before the first update
+        """Give the model the average's weights, if there is one, in a context."""
+        if self.average is None:
             yield
             return
         trained = [weight.clone() for weight in self.weights()]
@@ -225,14 +192,16 @@ class MovingAverage(TrainerCallback):
             self.assign(trained)
 
     def save_trained(self, folder: Path) -> None:
-        """Write the weights that are trained into a checkpoint."""
-        torch.save({name: value.detach() for name, value in self.model.named_parameters()}, folder / TRAINED)
+        """Write the weights that are trained into a checkpoint, if its model is the average."""
+        if self.update is not None:
+            torch.save({name: value.detach() for name, value in self.model.named_parameters()}, folder / TRAINED)
 
     def resume(self, folder: Path) -> None:
-        """Continue from a checkpoint whose average the model has already."""
-        self.average = [weight.clone() for weight in self.weights()]
-        trained = torch.load(folder / TRAINED, map_location="cpu", weights_only=True)
-        self.assign(trained[name] for name, _ in self.model.named_parameters())
+        """Continue from a checkpoint whose average, if there is one, the model has already."""
+        if self.update is not None:
+            self.average = [weight.clone() for weight in self.weights()]
+            trained = torch.load(folder / TRAINED, map_location="cpu", weights_only=True)
+            self.assign(trained[name] for name, _ in self.model.named_parameters())
 
 
 class Stopwatch(TrainerCallback, ExportableState):

@@ -8,9 +8,9 @@ import os
 import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -110,7 +110,6 @@ class Evidence:
             return cls()
         try:
             content = dict(json.loads(read_small_text(path)))
-            json.dumps(content, ensure_ascii=False).encode()  # fails for half a surrogate pair, which no file can hold
             known = {entry.name: content[entry.name] for entry in fields(cls) if entry.name in content}
             evidence = cls(**{**known, "tests": [TestScore(**test) for test in known.get("tests", [])]})
             check_options(evidence)
@@ -119,7 +118,6 @@ class Evidence:
             for number, score in enumerate(evidence.tests):
                 check_options(score, f"tests[{number}].")
                 DecodingOptions(**score.decoding)
-            asdict(evidence)  # fails if it is nested too deeply to be saved
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{path} is not valid evidence of a model ({shorten(str(error))}).", field=path) from error
         return evidence
@@ -139,10 +137,6 @@ class Evidence:
             evidence = cls.load(folder)
             yield evidence
             evidence.save(folder)
-
-    def add(self, score: TestScore) -> None:
-        """Add a score; it replaces one of the same test set."""
-        self.tests = [test for test in self.tests if test.name != score.name] + [score]
 
 
 def curve_of(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -197,11 +191,8 @@ def hide_folders(text: str) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, this library (which need not be installed) and those on which figures depend."""
-    installed = {"python": platform.python_version(), "recnmt-hf": __version__}
-    for name in LIBRARIES:
-        with suppress(PackageNotFoundError):
-            installed[name] = version(name)
-    return installed
+    installed = {name: version(name) for name in LIBRARIES}
+    return {"python": platform.python_version(), "recnmt-hf": __version__, **installed}
 
 
 def hardware(device: torch.device) -> str:

@@ -5,6 +5,7 @@ the cross-attention is trained to link target to source tokens as given word ali
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -47,6 +48,28 @@ class GuidedAlignment:
         return layer, self.head
 
 
+class Means:
+    """Means of the values of all batches and processes between two logs, by name."""
+
+    def __init__(self, names: Iterable[str]):
+        self.totals: dict[str, Any] = dict.fromkeys(names, 0.0)  # sum and number of values
+
+    def add(self, name: str, total: torch.Tensor, count: torch.Tensor) -> None:
+        """Add the sum of `count` values."""
+        self.totals[name] = self.totals[name] + torch.stack([total.detach().float(), count.float()])
+
+    def take(self, accelerator: Accelerator) -> dict[str, float]:
+        """Return the means since the last call; without those of no values."""
+        means = {}
+        for name, totals in self.totals.items():
+            all_totals = torch.zeros(2, device=accelerator.device) + totals  # every process takes part
+            total, count = accelerator.reduce(all_totals, reduction="sum").tolist()
+            self.totals[name] = 0.0
+            if count:
+                means[name] = total / count
+        return means
+
+
 class AlignmentGuide:
     """
     Adds the loss `-p(i|j) log(a_ij + 1e-6)`, summed over links p and attention weights a, to that of a model in
@@ -65,7 +88,7 @@ class AlignmentGuide:
         self.links: torch.Tensor | None = None
         self.token_mask: torch.Tensor | None = None
         self.weights: torch.Tensor | None = None
-        self.sums: torch.Tensor | None = None  # of unweighted losses, and number of target tokens with links
+        self.means = Means(["alignment_loss"])  # unweighted, of target tokens with links
         model.register_forward_pre_hook(self.take_links, with_kwargs=True)
         attention.register_forward_hook(self.compute_weights)
         model.register_forward_hook(self.add_loss, with_kwargs=True)
@@ -94,13 +117,4 @@ class AlignmentGuide:
             return
         loss = -(self.links * torch.log(self.weights + EPSILON)).sum()
         output.loss = output.loss + self.weight * loss / divisor(kwargs["labels"], kwargs.get("num_items_in_batch"))
-        sums = torch.stack([loss.detach(), self.links.sum()])
-        self.sums = sums if self.sums is None else self.sums + sums
-
-    def take_loss(self, accelerator: Accelerator) -> dict[str, float]:
-        """Return the mean loss of a linked target token since the last call, for logs; empty if there is none."""
-        # Processes without links take part in the sum.
-        sums = torch.zeros(2, device=accelerator.device) if self.sums is None else self.sums
-        self.sums = None
-        total, count = accelerator.reduce(sums, reduction="sum").tolist()
-        return {"alignment_loss": total / count} if count else {}
+        self.means.add("alignment_loss", loss, self.links.sum())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any
 from datasets import Dataset, interleave_datasets
 
 from ..data.corpora import load_pairs
-from ..data.files import lock, open_output, reject_model_folder, remove
+from ..data.files import lock, open_output, reject_model_folder, remove, replacing
 from ..data.prepared import prepare_dataset, tokenizer_fingerprint
 from ..data.sharded import ShardedDataset, ShardRecord, read_json
 from ..data.sharding import prepare_shards
@@ -67,16 +66,15 @@ def prepare_inputs(plan: Plan, checkpoint: Path | None) -> Inputs:
     # Validation pairs are limited only by the model's positions.
     positions = plan.data.model.fields.get("max_position_embeddings", 1024) - 1
     least = 0 if data.reading["on_long"] == "truncate" else positions
-    longest_validation = {name: max(length, least) for name, length in data.lengths.items()}
-    validation = prepare(data.validation, keep_text=True, **longest_validation)
-    limits = {**data.lengths, "max_length_ratio": data.max_length_ratio}
+    longest = {name: max(data.limits[name], least) for name in ("max_source_length", "max_target_length")}
+    validation = prepare(data.validation, keep_text=True, **longest)
     train: Dataset | ShardedDataset
     if data.prepared is not None:
         train = load_shards(data, tokenizers, trees)
     elif data.mixture.temperature is None or len(data.train) == 1:
-        train = prepare(data.train, **limits)
+        train = prepare(data.train, **data.limits)
     else:
-        train = mix([prepare([corpus], **limits) for corpus in data.train], data.mixture.temperature, data.seed)
+        train = mix([prepare([corpus], **data.limits) for corpus in data.train], data.mixture.temperature, data.seed)
     return Inputs(tokenizers, train, validation)
 
 
@@ -197,12 +195,12 @@ def prepare_tokenizers(data: Preparation, output_dir: Path) -> TokenizerPair:
         is_joint = len(data.vocabularies) == 1
         logger.info(f"Training the {'joint ' if is_joint else ''}{data.vocabularies[0]['kind']} tokenizer.")
         corpora = [replace(corpus, source_tag=None, target_tag=None) for corpus in data.train]
-        trained = []
+        trained, most = [], data.tokenizer_settings["max_sentences"]
         for sides, settings in zip(
             [("source", "target")] if is_joint else [("source",), ("target",)], data.vocabularies, strict=True
         ):
             pairs = load_pairs(corpora, data.source_lang, data.target_lang, data.reading["on_empty"])
-            texts = (str(getattr(pair, side)) for pair in islice(pairs, data.max_sentences) for side in sides)
+            texts = (str(getattr(pair, side)) for pair in islice(pairs, most) for side in sides)
             trained.append(train_tokenizer(texts, **settings))
         tokenizers = TokenizerPair(trained[0], None if is_joint else trained[1])
     save_tokenizers(tokenizers, output_dir)
@@ -219,7 +217,8 @@ def prepare_trees(data: Preparation, tokenizers: TokenizerPair) -> TreeEncoder |
         return None
     if tokenizers.relations is None:
         pairs = load_pairs(data.train, data.source_lang, data.target_lang, data.reading["on_empty"])
-        tokenizers.relations = Relations.count((pair.source for pair in pairs), data.relation_subtypes)
+        subtypes = data.tokenizer_settings["relation_subtypes"]
+        tokenizers.relations = Relations.count((pair.source for pair in pairs), subtypes)
         logger.info(f"{len(tokenizers.relations)} relations of dependency trees.")
     if without := [place for place, corpus in data.places if not corpus.has_trees]:
         logger.warning(f"Warning: {', '.join(without)} have no dependency trees; sources are read without them.")
@@ -229,22 +228,17 @@ def prepare_trees(data: Preparation, tokenizers: TokenizerPair) -> TreeEncoder |
 def save_tokenizers(tokenizers: TokenizerPair, output_dir: Path) -> None:
     """Write tokenizers into the output folder, the source's last: if its folder exists, all is complete."""
     delete_tokenizers(output_dir)
-    working = output_dir / PARTIAL_TOKENIZERS
-    tokenizers.save(working, source_subfolder=SOURCE_TOKENIZER)
-    for name in TOKENIZER_FILES:
-        if (working / name).exists():
-            os.replace(working / name, output_dir / name)
-    working.rmdir()
+    tokenizers.save_beside_source(output_dir)
+    with replacing(output_dir / SOURCE_TOKENIZER) as folder:
+        tokenizers.source.save_pretrained(str(folder))
 
 
 def delete_tokenizers(output_dir: Path) -> None:
     """Delete the tokenizers in the output folder, with the relations; the source's folder is renamed first."""
-    working = output_dir / PARTIAL_TOKENIZERS
-    shutil.rmtree(working, ignore_errors=True)
+    remove(output_dir / PARTIAL_TOKENIZERS)
     if (output_dir / SOURCE_TOKENIZER).is_dir():
-        os.replace(output_dir / SOURCE_TOKENIZER, working)
-        shutil.rmtree(working)
-    for name in TOKENIZER_FILES:
+        os.replace(output_dir / SOURCE_TOKENIZER, output_dir / PARTIAL_TOKENIZERS)
+    for name in (PARTIAL_TOKENIZERS, *TOKENIZER_FILES):
         remove(output_dir / name)
 
 

@@ -68,8 +68,7 @@ class Preparation:
     source_lang: str
     target_lang: str
     reading: dict[str, Any]  # arguments of `prepare_dataset` for all sets
-    lengths: dict[str, int]  # largest numbers of tokens of a training pair
-    max_length_ratio: float | None
+    limits: dict[str, Any]  # largest numbers of tokens of a training pair, and largest ratio
     mixture: Mixture
     seed: int  # of the mixture
     shards: ShardSettings
@@ -77,9 +76,7 @@ class Preparation:
     cache_dir: str | None
     tokenizers: list[str]  # existing ones, one for both sides or one for each
     vocabularies: list[dict[str, Any]]  # else the arguments of `train_tokenizer`, in the same way
-    max_sentences: int | None  # to train tokenizers on
-    tokenizer_settings: dict[str, Any]  # as data in shards records them
-    relation_subtypes: bool
+    tokenizer_settings: dict[str, Any]  # all, as data in shards records them
 
     @classmethod
     def of(cls, recipe: Recipe, model: Architecture) -> Preparation:
@@ -90,15 +87,16 @@ class Preparation:
         sides = [(section.kind, section.vocab_size)]
         sides.append((section.target_kind or section.kind, section.target_vocab_size or section.vocab_size))
         settings = {name: getattr(section, name) for name in ("min_frequency", "lowercase", "tags")}
-        same = ("validation", "source_lang", "target_lang", "max_length_ratio", "prepared", "cache_dir")
+        same = ("validation", "source_lang", "target_lang", "prepared", "cache_dir")
         names = ("source_lang", "target_lang", "on_empty", "num_proc", "on_long")
+        limits = ("max_source_length", "max_target_length", "max_length_ratio")
         return cls(
             model=model,
             places=tuple(recipe.corpora),
             train=[corpus if recipe.guides_alignment else replace(corpus, alignments=None) for corpus in data.train],
             **{name: getattr(data, name) for name in same},
             reading={name: getattr(data, name) for name in names},
-            lengths={name: getattr(data, name) for name in ("max_source_length", "max_target_length")},
+            limits={name: getattr(data, name) for name in limits},
             mixture=Mixture(data.weights, data.temperature),
             seed=recipe.training.seed,
             shards=ShardSettings(**{entry.name: getattr(data, entry.name) for entry in fields(ShardSettings)}),
@@ -108,9 +106,7 @@ class Preparation:
                 | settings
                 for kind, size in sides[:count]
             ],
-            max_sentences=section.max_sentences,
             tokenizer_settings={**asdict(section), "dropout": 0.0},
-            relation_subtypes=section.relation_subtypes,
         )
 
 
@@ -312,7 +308,7 @@ def model_on_meta(plan: Plan) -> PreTrainedModel:
     # The table of positions is made in float64 before the weights' dtype is applied.
     needed = 4 * 8 * config.max_position_embeddings * config.d_model if config.sides_with_positions else 0
     for side in config.sides_with_positions:
-        field, longest = f"data.max_{side}_length", plan.data.lengths[f"max_{side}_length"]
+        field, longest = f"data.max_{side}_length", plan.data.limits[f"max_{side}_length"]
         if longest > config.max_position_embeddings:
             raise UserError(
                 f"{field}={longest} exceeds the model's {config.max_position_embeddings} positions.", field=field

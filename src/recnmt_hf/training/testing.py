@@ -141,10 +141,10 @@ test_model.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
 
 
 def add_score(evidence: Evidence, folder: Path, score: TestScore, texts: Sequence[str]) -> None:
-    """Write translations into a model's folder (`UserError` for a link), and add their score to its evidence."""
+    """Write translations into a model's folder (`UserError` for a link); their score replaces one in its evidence."""
     refuse_links(folder / score.translations)
     write_lines(folder / score.translations, texts)
-    evidence.add(score)
+    evidence.tests = [test for test in evidence.tests if test.name != score.name] + [score]
 
 
 def compare_with_baseline(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +28,6 @@ from . import checkpoints
 from .arguments import TranslationTrainingArguments
 from .callbacks import (
     MovingAverage,
-    OutputMeans,
     RunCallback,
     Stopwatch,
     TrainingStepCallback,
@@ -37,7 +35,7 @@ from .callbacks import (
     in_order_of_data,
     smooths_itself,
 )
-from .guided_alignment import AlignmentGuide, GuidedAlignment
+from .guided_alignment import AlignmentGuide, GuidedAlignment, Means
 from .metrics import BY_METRIC
 from .processes import logger
 from .testing import evaluate, validation_options
@@ -141,14 +139,12 @@ class TranslationTrainer(Seq2SeqTrainer):
         self.train_sampler: Any = None
         self.resegmented: ResegmentedDataset | None = None  # the training data, with BPE dropout
         self.loss_is_finite: torch.Tensor | None = None
-        self.output_means = OutputMeans(model)
-        self.moving_average: MovingAverage | None = None
-        if args.ema_decay is not None:
-            if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-                raise UserError("ema_decay is not supported with FSDP and DeepSpeed.", field="ema_decay")
-            self.moving_average = MovingAverage(self.model, args.ema_decay)
-            self.add_callback(self.moving_average)
-        for callback in (Stopwatch(), TrainingStepCallback(self.first_step), RunCallback(self)):
+        self.output_means = Means(getattr(model, "logged_outputs", ()))  # which are means over target words
+        self.has_warned = False
+        if args.ema_decay is not None and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise UserError("ema_decay is not supported with FSDP and DeepSpeed.", field="ema_decay")
+        self.moving_average = MovingAverage(self.model, args.ema_decay)
+        for callback in (self.moving_average, Stopwatch(), TrainingStepCallback(self.first_step), RunCallback(self)):
             self.add_callback(callback)
 
     # -- batches -----------------------------------------------------------------------------------------------------
@@ -235,9 +231,11 @@ class TranslationTrainer(Seq2SeqTrainer):
         if self.smooths_itself and not return_outputs:
             smoothing = self.args.label_smoothing_factor if model.training else 0.0
             inputs = {**inputs, "smoothing": smoothing, "return_logits": False}
-            if self.output_means.names and model.training:
+            if self.output_means.totals and model.training:
                 loss, outputs = super().compute_loss(model, inputs, True, *args, **kwargs)
-                self.output_means.add(outputs, inputs["labels"])
+                count = (inputs["labels"] != -100).sum().float()
+                for name in self.output_means.totals:
+                    self.output_means.add(name, outputs[name].detach().float() * count, count)
                 return loss
         return super().compute_loss(model, inputs, return_outputs, *args, **kwargs)
 
@@ -259,9 +257,13 @@ class TranslationTrainer(Seq2SeqTrainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as the Trainer, with the means of the model's `logged_outputs` and of the alignment loss."""
         if "loss" in logs:
-            logs |= self.output_means.take(self.accelerator)
+            means, check = self.output_means.take(self.accelerator), getattr(self.model, "training_warning", None)
+            if means and check is not None and not self.has_warned and (warning := check(means)):
+                self.has_warned = True
+                logger.warning(f"Warning: {warning}.")
+            logs |= {f"mean_{name}": value for name, value in means.items()}
             if self.alignment_guide is not None:
-                logs |= self.alignment_guide.take_loss(self.accelerator)
+                logs |= self.alignment_guide.means.take(self.accelerator)
         super().log(logs, *args, **kwargs)
 
     def check_finite(self, with_weights: bool = False) -> None:
@@ -283,13 +285,9 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
-    def averaged_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has its moving average, if it has one."""
-        return nullcontext() if self.moving_average is None else self.moving_average.applied()
-
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self.use_trained_weights()
-        with self.averaged_weights():
+        with self.moving_average.applied():
             if description == "Evaluation" and not self.args.predict_with_generate and self.compute_metrics is None:
                 dataset, prefix = self.evaluated_dataset, kwargs.get("metric_key_prefix", "eval")
                 metrics = {f"{prefix}_{name}": value for name, value in evaluate(self, dataset).items()}
@@ -318,12 +316,12 @@ class TranslationTrainer(Seq2SeqTrainer):
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        with self.averaged_weights():
+        with self.moving_average.applied():
             super()._save(output_dir, state_dict)
         if self.args.should_save:
             folder = Path(output_dir or self.args.folder)
             self.tokenizers.save_beside_source(folder)  # the Trainer saves the source's
-            if self.moving_average is not None and folder != self.args.folder:
+            if folder != self.args.folder:
                 self.moving_average.save_trained(folder)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -350,8 +348,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             set_model_state_dict(self.model_wrapped if model is None else model, weights, options=options)
             return
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if self.moving_average is not None:
-            self.moving_average.resume(Path(resume_from_checkpoint))
+        self.moving_average.resume(Path(resume_from_checkpoint))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load optimizer and scheduler as the Trainer does, but keep the learning rate of the new run."""
