@@ -9,7 +9,6 @@ import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -35,7 +34,6 @@ from recnmt_hf.hub.publishing import (
     prepare_repository,
     recipe_of,
 )
-from recnmt_hf.inference.results import Hypothesis, Translation
 from recnmt_hf.training.evidence import Evidence, TestScore, sum_of_lines
 from recnmt_hf.training.testing import add_score
 
@@ -338,55 +336,49 @@ def test_contents_are_checked_again(tmp_path):
     assert not any(pattern.startswith("*") and pattern != "*.py" for pattern in ALLOWED)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda folder: cut(folder / "model.safetensors"), "model"),
-        (lambda folder: pickled(folder), "model"),
-        (lambda folder: linked(folder / "translations/test.de"), "test.de is a symbolic link"),
-        (lambda folder: named(folder, "translations/../modeling_gret.py"), "modeling_gret.py"),
-        (lambda folder: secret(folder), "seems to contain an access token"),
-    ],
-)
-def test_what_is_not_published(run_folder, tmp_path, change, words):
-    folder = shutil.copytree(run_folder / "model", tmp_path / "model")
-    change(folder)
-    with rejects(words):
-        prepare_repository(folder, tmp_path / "out", "tester/model")
-    assert not (tmp_path / "out").exists()
+def cut(folder):
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-100])
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-100])
+class Harm:
+    """Code that would run where it is read."""
+
+    def __reduce__(self):
+        return (os.mkdir, ("harm",))
 
 
-def pickled(folder):
-    """A file that would run code where it is read."""
-
-    class Harm:
-        def __reduce__(self):
-            return (os.mkdir, (str(folder / "harm"),))
-
+def pickle(folder):
     (folder / "model.safetensors").unlink()
     torch.save({"a": Harm()}, folder / "pytorch_model.bin")
 
 
-def linked(path):
-    """The same content, elsewhere."""
-    path.symlink_to(path.rename(path.parents[1] / f"{path.name}.elsewhere"))
+def link(folder):
+    path = folder / "translations/test.de"
+    path.symlink_to(path.rename(folder / "elsewhere"))
 
 
-def named(folder, name):
-    """Evidence whose translations are another file."""
-    evidence = Evidence.load(folder)
-    evidence.tests[0].translations = name
-    evidence.save(folder)
+def name_another_file(folder):
+    with Evidence.changing(folder) as evidence:
+        evidence.tests[0].translations = "translations/../modeling_gret.py"
 
 
-def secret(folder):
-    evidence = Evidence.load(folder)
-    evidence.example = "hf_" + "a" * 34
-    evidence.save(folder)
+def tell_a_secret(folder):
+    with Evidence.changing(folder) as evidence:
+        evidence.example = "hf_" + "a" * 34
+
+
+CHANGES = {cut: "model", pickle: "model", link: "test.de is a symbolic link", name_another_file: "modeling_gret.py"}
+CHANGES[tell_a_secret] = "seems to contain an access token"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_not_published(run_folder, tmp_path, monkeypatch, change):
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(run_folder / "model", tmp_path / "model")
+    change(folder)
+    with rejects(CHANGES[change]):
+        prepare_repository(folder, tmp_path / "out", "tester/model")
+    assert not (tmp_path / "out").exists() and not (tmp_path / "harm").exists()
 
 
 def recipe_yaml(run_folder):
@@ -492,32 +484,19 @@ def test_scores_of_later_tests_join_the_card(run_folder, tmp_path, capsys):
     assert "mine" in capsys.readouterr().err
 
 
-def test_two_tests_at_once_keep_both_scores(tmp_path, monkeypatch):
-    """Each has read the evidence before the other one writes; neither score is lost."""
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "text").write_text("a b c d e\n")
+def test_two_tests_at_once_keep_both_scores(tmp_path):
+    """The second one reads the evidence only once the first one has written it."""
     at_once = threading.Barrier(2)
 
-    def translate(sentences, options, prefixes=None, **kwargs):
-        at_once.wait(10)
-        return [Translation(each, [Hypothesis(each, 0.0, 0.0)]) for each in sentences]
-
-    model = SimpleNamespace(config=SimpleNamespace(model_type="nmt_transformer"), num_parameters=lambda: 7)
-    languages = SimpleNamespace(named_codes=lambda side, task: [])
-    tokens = SimpleNamespace(ids=[1, 2])
-    codec = SimpleNamespace(languages=languages, encode_source=lambda text: [1], target_ids=lambda text, place: tokens)
-    translator = SimpleNamespace(
-        model=model, translate=translate, source_langs=[], target_langs=[], codec=codec, task=None
-    )
-    monkeypatch.setattr("recnmt_hf.commands.arguments.load_translator", lambda args: translator)
-
     def test(name):
-        return main(["test", str(tmp_path), "--set", name, str(tmp_path / "text"), str(tmp_path / "text")])
+        at_once.wait(10)
+        with Evidence.changing(tmp_path) as evidence:
+            score = TestScore(name, {"bleu": 1.0}, "", 1, "", "", {}, f"translations/{name}.txt")
+            add_score(evidence, tmp_path, score, ["ja"])
 
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(test, ("one", "two"))) == [0, 0]
-    evidence = Evidence.load(tmp_path)
-    assert sorted(each.name for each in evidence.tests) == ["one", "two"] and evidence.model["parameters"] == 7
+        list(pool.map(test, ("one", "two")))
+    assert sorted(test.name for test in Evidence.load(tmp_path).tests) == ["one", "two"]
     assert sorted(path.name for path in (tmp_path / "translations").iterdir()) == ["one.txt", "two.txt"]
 
 
