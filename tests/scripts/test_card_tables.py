@@ -41,4 +41,4 @@ def test_tables_of_sweeps_and_of_rows(tmp_path, card_tables):
         "| b / c | 1.69M | 2.333 | 31.00 | < .01 |",
     ]
     (tmp_path / "rows.json").write_text('[["x", "y"], [1, "2"]]')
-    assert card_tables.table_of(tmp_path / "rows.json") == "| x | y |\n| --- | --- |\n| 1 | 2 |"
+    assert card_tables.table_of(tmp_path / "rows.json") == "| x | y |\n|---|---|\n| 1 | 2 |"

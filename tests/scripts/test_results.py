@@ -149,7 +149,7 @@ def test_everything_comes_from_the_evidence(results, root, capsys):
     (own,) = table_in((root / "model_cards/gret.md").read_text(), "family")[1:]
     assert own["model"] == "two* (two stages)" and "chrF set" not in own
     summary = text.rpartition("summary -->")[2]
-    assert summary.count("\n| ") == 5 and "two* (two stages)" in summary and "training hours" not in summary
+    assert summary.count("\n| ") == 4 and "two* (two stages)" in summary and "training hours" not in summary
 
     # Again without references: the same from what is stored.
     capsys.readouterr()

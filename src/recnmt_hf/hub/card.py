@@ -301,6 +301,5 @@ def filled_columns(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table; the first row is the header."""
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+    head, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
+    return "\n".join([head, f"|{'---|' * len(rows[0])}", *body])
