@@ -3,7 +3,7 @@
 import langcodes
 import pytest
 
-from recnmt_hf._languages import main_language
+from recnmt_hf.data.languages import main_language
 from recnmt_hf.inference.splitting import RULES
 
 

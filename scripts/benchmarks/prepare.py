@@ -25,8 +25,14 @@ import pyarrow as pa
 
 from recnmt_hf.data.batching import BatchLimits
 from recnmt_hf.data.corpora import Corpus
-from recnmt_hf.data.shard_blocks import ShardSettings
-from recnmt_hf.data.sharded import FORMAT, SHARDS, PooledBatchSampler, ShardedDataset, ShardRecord, save_table
+from recnmt_hf.data.sharded import (
+    FORMAT,
+    SHARDS,
+    PooledBatchSampler,
+    ShardedDataset,
+    ShardRecord,
+    ShardSettings,
+)
 from recnmt_hf.data.sharding import prepare_shards
 from recnmt_hf.data.text import read_parallel, write_lines
 from recnmt_hf.data.tokenization import train_tokenizer
@@ -84,7 +90,7 @@ def write_random_shards(folder: Path, pairs: int) -> None:
         }
         record = ShardRecord(f"000-{number:06d}", 0, SHARD, SHARD)
         record.source_tokens, record.target_tokens = map(int, lengths.sum(axis=1))
-        save_table(pa.record_batch(columns), record, folder / SHARDS)
+        record.save(pa.table(columns), folder / SHARDS / f"{record.name}.arrow")
         records.append(asdict(record))
     manifest = {
         "format": FORMAT,

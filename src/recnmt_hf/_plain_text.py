@@ -30,7 +30,7 @@ IS_UNSPACED = re.compile(f"[{UNSPACED}]")
 
 def is_blank(text: str) -> bool:
     """Return whether a text is empty or contains only spaces, controls and zero-width characters."""
-    return all(
+    return not "!" <= text[:1] <= "~" and all(  # most texts begin with a visible sign of ASCII
         character in INVISIBLE_CHARACTERS or unicodedata.category(character) in INVISIBLE_CATEGORIES
         for character in text
     )
@@ -64,6 +64,8 @@ def ids_of_texts(
     """Return the token ids of texts as [`encode_plain`]; without its other results, which take half of its time."""
     from transformers import PreTrainedTokenizerFast
 
+    if not texts:  # which transformers' own tokenizers reject
+        return []
     if type(tokenizer) is not PreTrainedTokenizerFast:  # a subclass may prepare texts
         return encode_plain(tokenizer, texts, is_target, add_special_tokens=add_special_tokens)["input_ids"]
     backend = tokenizer.backend_tokenizer

@@ -21,9 +21,18 @@ from recnmt_hf.data.batching import BatchLimits, TokenBatchSampler
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.data.files import lock
 from recnmt_hf.data.prepared import prepare_dataset
-from recnmt_hf.data.shard_blocks import ShardSettings, blocks_of, first_occurrences, keys_of, line_ends, probability
-from recnmt_hf.data.sharded import RAW, Mixture, PooledBatchSampler, ShardedDataset
-from recnmt_hf.data.sharding import ShardMaker, prepare_shards
+from recnmt_hf.data.records import Sentence
+from recnmt_hf.data.sharded import RAW, Mixture, PooledBatchSampler, ShardedDataset, ShardSettings
+from recnmt_hf.data.sharding import (
+    ShardMaker,
+    blocks_of,
+    first_occurrences,
+    keys_of,
+    line_ends,
+    prepare_shards,
+    probability,
+    read_keys,
+)
 from recnmt_hf.data.text import read_lines
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
@@ -92,7 +101,7 @@ def interrupt(*args):
 
 
 def test_line_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("recnmt_hf.data.shard_blocks.CHUNK", 5)
+    monkeypatch.setattr("recnmt_hf.data.sharding.CHUNK", 5)
     path = tmp_path / "text"
     for text in (b"", b"a", b"a\n", b"a\nbc\n\ndef\ng", b"a\nbc\n\ndef\ngh\n", b"\n" * 9):
         path.write_bytes(text)
@@ -179,7 +188,7 @@ def test_workers_end_with_a_killed_preparation(tmp_path):
     code = f"""
 import multiprocessing, os, signal
 from recnmt_hf.data.corpora import Corpus
-from recnmt_hf.data.shard_blocks import ShardSettings
+from recnmt_hf.data.sharded import ShardSettings
 from recnmt_hf.data.sharding import prepare_shards
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
@@ -287,8 +296,9 @@ def test_mixtures(large):
     assert {counts[row] for row in range(2000)} == {0, 1} and {counts[row] for row in range(2000, 3000)} == {3}
     assert Mixture(temperature=5).repeats([1600, 100]) == pytest.approx([1.0, 16**0.8])
     assert Mixture().repeats([5, 7]) == [1.0, 1.0]
+    data.mixture = Mixture(weights=[0.0001, 0.0001])
     with rejects("leave no sentence pairs"):
-        PooledBatchSampler(data, LIMITS, weights=[0.0001, 0.0001])
+        PooledBatchSampler(data, LIMITS)
 
 
 def test_fractions_of_corpora_in_few_shards(tokenizers, tmp_path):
@@ -299,7 +309,8 @@ def test_fractions_of_corpora_in_few_shards(tokenizers, tmp_path):
     for folder in (tmp_path, tmp_path / "whole"):
         data = ShardedDataset(folder)
         for weights, counts in (([1, 0.4], [300, 40]), ([1, 1.5], [300, 150]), ([0.4, 2.25], [120, 225])):
-            sampler = PooledBatchSampler(data, LIMITS, weights=weights)
+            data.mixture = Mixture(weights=weights)
+            sampler = PooledBatchSampler(data, LIMITS)
             assert sampler.drawn_pairs() == counts
             rows = sorted(row % 400 for batch in sampler for row in batch)
             assert [sum(row < 300 for row in rows), sum(row >= 300 for row in rows)] == counts
@@ -307,7 +318,7 @@ def test_fractions_of_corpora_in_few_shards(tokenizers, tmp_path):
             lengths = [len(data[row][name]) for row in rows for name in ("input_ids", "labels")]
             assert sampler.tokens == pytest.approx(sum(lengths), rel=0.05)
             for processes in (1, 3):
-                sampler = PooledBatchSampler(data, LIMITS, num_processes=processes, weights=weights)
+                sampler = PooledBatchSampler(data, LIMITS, num_processes=processes)
                 sampler.set_epoch(1)
                 batches = list(sampler)
                 assert sorted(row % 400 for batch in batches for row in batch) == rows and len(batches) == len(sampler)
@@ -318,7 +329,8 @@ def test_fractions_of_corpora_in_few_shards(tokenizers, tmp_path):
 def test_duplicates_are_found_in_parts():
     rng = np.random.default_rng(0)
     texts = [[str(number) for number in rng.integers(0, 300, 200)] for _ in range(4)]
-    keys = [keys_of({"source": values, "target": ["same"] * 200}, "pair") for values in texts]
+    pairs = [[(Sentence(value), Sentence("same")) for value in values] for values in texts]
+    keys = [read_keys(keys_of(own, "pair", {})) for own in pairs]
     seen, expected = set(), []
     for values in texts:
         expected.append([value not in seen and not seen.add(value) for value in values])

@@ -15,6 +15,7 @@ from user_errors import rejects
 
 from recnmt_hf.data.corpora import Corpus, load_pairs, load_test_set
 from recnmt_hf.data.prepared import prepare_dataset, tokenize_pairs, tokenizer_fingerprint
+from recnmt_hf.data.records import Sentence
 from recnmt_hf.data.text import SentencePair, is_plain_file, read_lines, read_parallel
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.errors import UserError
@@ -196,7 +197,7 @@ def test_prepared_dataset_is_cached_filtered_and_keeps_text(tmp_path, tokenizer,
     for row in data:
         assert tokenizer.decode(row["labels"], skip_special_tokens=True) == row["target"]
         assert row["labels"][-1] == tokenizer.eos_token_id and len(row["labels"]) == row["target_length"]
-    monkeypatch.setattr("recnmt_hf.data.prepared.collect", lambda *a: pytest.fail("prepared twice"))
+    monkeypatch.setattr("recnmt_hf.data.prepared.tokenize_pairs", lambda *a: pytest.fail("prepared twice"))
     assert prepare(keep_text=True)["labels"][:] == data["labels"][:]
     monkeypatch.undo()
     limit = sorted(data["target_length"][:])[15]
@@ -316,8 +317,7 @@ def test_python_tokenizers_are_told_apart_by_what_they_do():
 
     first, again, more = ByT5Tokenizer(), ByT5Tokenizer(), ByT5Tokenizer(extra_ids=120)
     assert tokenizer_fingerprint(first) == tokenizer_fingerprint(again) != tokenizer_fingerprint(more)
-    batch = {"source": ["a </s>"], "target": ["<pad>"]}
-    row = tokenize_pairs(batch, first, first)
+    row = tokenize_pairs([(Sentence("a </s>"), Sentence("<pad>"))], {}, (first, first))
     assert row["source_length"] == [7] and row["target_length"] == [6]
 
 

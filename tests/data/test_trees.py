@@ -23,7 +23,7 @@ from recnmt_hf.data import (
 )
 from recnmt_hf.data.corpora import load_test_set
 from recnmt_hf.data.records import Sentence, Tokens, TokenTree
-from recnmt_hf.data.trees import attach_trees
+from recnmt_hf.data.tree_inputs import attach_trees
 
 
 def row(number, form, head, relation="dep"):

@@ -196,7 +196,7 @@ def add_trees_argument(parser: Parser, **settings: Any) -> None:
 
 def with_trees(lines: Iterator[str], source: str | None, trees: str | None) -> Iterator[Any]:
     """Return the lines of a file (`None`: standard input), with their dependency trees if there is a file of them."""
-    from ..data.trees import attach_trees
+    from ..data.tree_inputs import attach_trees
 
     return lines if trees is None else attach_trees(lines, source, trees)
 

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from .generated import generate_corpus as generate_corpus
     from .prepared import prepare_dataset as prepare_dataset
     from .records import ParsedSentence as ParsedSentence
-    from .shard_blocks import ShardSettings as ShardSettings
     from .sharded import Mixture as Mixture
     from .sharded import ShardedDataset as ShardedDataset
+    from .sharded import ShardSettings as ShardSettings
     from .sharding import prepare_shards as prepare_shards
     from .text import SentencePair as SentencePair
     from .tokenization import load_tokenizer as load_tokenizer
@@ -23,6 +23,6 @@ if TYPE_CHECKING:
     from .tree_inputs import Relations as Relations
     from .tree_inputs import TreeCollator as TreeCollator
     from .tree_inputs import TreeEncoder as TreeEncoder
-    from .trees import read_conllu as read_conllu
+    from .tree_inputs import read_conllu as read_conllu
 
 __getattr__, __dir__, __all__ = lazy_names(__name__)

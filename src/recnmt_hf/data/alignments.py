@@ -97,62 +97,57 @@ def attach_links(lines: Iterable[str], text: str | Path, alignments: str | Path,
         yield Sentence(line, links=Links(links, f"{name}, line {number}", units))
 
 
-class AlignedSide:
-    """One side of a pair with links: the number of its units, and the positions in `ids`, perhaps truncated."""
+def tokens_of_units(
+    tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int], units: str, is_target: bool = False
+) -> tuple[int, dict[int, list[int]]]:
+    """Return the number of units of a text, and the positions of each in `ids`, which may be truncated."""
+    if units == "words":
+        whole, numbers = words_of_tokens(tokenizer, text, is_target)
+        count = len(text.split())
+    else:
+        whole, controls = encode_plain(tokenizer, text, is_target)["input_ids"], control_ids(tokenizer)
+        own = [id not in controls for id in whole]
+        numbers = [number if is_own else None for number, is_own in zip(np.cumsum(own) - 1, own, strict=True)]
+        count = sum(own)
+    tokens: dict[int, list[int]] = {}
+    # Up to the first control token that truncation moved to the end.
+    kept = next((i for i, (own, other) in enumerate(zip(ids, whole, strict=False)) if own != other), len(ids))
+    for position, number in enumerate(numbers[:kept]):
+        if number is not None:
+            tokens.setdefault(int(number), []).append(position)
+    return count, tokens
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, text: str, ids: Sequence[int], units: str, is_target: bool = False
-    ):
-        if units == "words":
-            whole, numbers = words_of_tokens(tokenizer, text, is_target)
-            self.count = len(text.split())
-        else:
-            whole, controls = encode_plain(tokenizer, text, is_target)["input_ids"], control_ids(tokenizer)
-            own = [id not in controls for id in whole]
-            numbers = [number if is_own else None for number, is_own in zip(np.cumsum(own) - 1, own, strict=True)]
-            self.count = sum(own)
-        self.tokens: dict[int, list[int]] = {}
-        # Up to the first control token that truncation moved to the end.
-        kept = next((i for i, (own, other) in enumerate(zip(ids, whole, strict=False)) if own != other), len(ids))
-        for position, number in enumerate(numbers[:kept]):
-            if number is not None:
-                self.tokens.setdefault(int(number), []).append(position)
 
-
-def links_of_batch(
-    batch: Mapping[str, Sequence[Any]],
+def links_of_pairs(
+    pairs: Iterable[Sequence[Sentence]],
     tokenizers: Sequence[PreTrainedTokenizerBase],
     ids: Sequence[Sequence[Sequence[int]]],
 ) -> list[list[int]]:
     """
-    Return the links between the tokens of each pair of a batch with the columns `source`, `target` and `alignment`
-    ([`~recnmt_hf.data.records.Links`] as a mapping, or `None`), as `[source, target, source, target, ...]`. Every token
-    of a target unit is linked to every token of its source unit; links of truncated or dropped tokens are left out.
-    `tokenizers` and `ids` are those of both sides. `UserError` for a malformed link, or a position beyond the sentence.
+    Return the links between the tokens of each pair as `[source, target, source, target, ...]`. Every token of a target
+    unit is linked to every token of its source unit; links of truncated or dropped tokens are left out. `tokenizers`
+    and `ids` are those of both sides. `UserError` for a malformed link, or a position beyond the sentence.
     """
     rows: list[list[int]] = []
-    for *texts, alignment, source_ids, target_ids in zip(
-        batch["source"], batch["target"], batch["alignment"], *ids, strict=True
-    ):
-        pairs: set[tuple[int, int]] = set()
-        if alignment is not None and alignment["line"]:
-            links = Links(**alignment)
-            source = AlignedSide(tokenizers[0], texts[0], source_ids, links.units)
-            target = AlignedSide(tokenizers[1], texts[1], target_ids, links.units, is_target=True)
+    for (source, target), source_ids, target_ids in zip(pairs, *ids, strict=True):
+        found: set[tuple[int, int]] = set()
+        if (links := target.links) is not None and links.line:
+            sources, own = tokens_of_units(tokenizers[0], source.text, source_ids, links.units)
+            targets, others = tokens_of_units(tokenizers[1], target.text, target_ids, links.units, is_target=True)
             for (i, j), _ in marked_links(links.line, links.place):
-                if i >= source.count or j >= target.count:
+                if i >= sources or j >= targets:
                     raise UserError(
-                        f"the link {i}-{j} is beyond {source.count} source and {target.count} target {links.units}.",
+                        f"the link {i}-{j} is beyond {sources} source and {targets} target {links.units}.",
                         field=links.place,
                     )
-                pairs |= {(own, other) for own in source.tokens.get(i, ()) for other in target.tokens.get(j, ())}
-        rows.append([position for link in sorted(pairs, key=lambda link: link[::-1]) for position in link])
+                found |= {(one, other) for one in own.get(i, ()) for other in others.get(j, ())}
+        rows.append([position for link in sorted(found, key=lambda link: link[::-1]) for position in link])
     return rows
 
 
 def collate_links(rows: Sequence[Sequence[int]], batch: Mapping[str, Any]) -> torch.Tensor:
     """
-    Return the links of a batch, padded on the right, rows of [`links_of_batch`], as `(batch_size, target_length,
+    Return the links of a batch, padded on the right, rows of [`links_of_pairs`], as `(batch_size, target_length,
     source_length)`: p(i|j), uniform over the source tokens linked to target token j, zero for a token without links.
     """
     count, target_length = batch["labels"].shape

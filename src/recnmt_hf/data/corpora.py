@@ -7,24 +7,23 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
 from datasets import load_dataset
 from transformers import PreTrainedTokenizerBase
 
-from .._languages import check_codes, key_of_language, main_language
 from ..errors import UserError
 from ..models.user_errors import masked, remember_secrets
 from ..options import Range, check_options, documented, option, options_of, parse
 from .alignments import ALIGNMENT_UNITS, attach_links
 from .files import digest_of_file
 from .generated import generate_corpus, generate_split
-from .languages import known_code, language_ids
+from .languages import check_codes, key_of_language, known_code, language_ids, main_language
 from .records import Sentence
 from .text import SentencePair, first_line, is_url, read_aligned, read_jsonl, read_lines, read_tsv, skip_blank_pairs
-from .trees import attach_trees, sentence_of_columns
+from .tree_inputs import attach_trees, sentence_of_columns
 
 
 # Limit of a generated corpus; a larger number is probably a typo.
@@ -196,11 +195,20 @@ class Corpus:
         have their trees and targets their links. `streaming` reads a set of `datasets` without copying it.
         """
         self.check_languages(source_lang, target_lang)
-        source_tag = self.source_tag if tags else None
-        target_tag = self.target_tag if tags and not references else None
+        has_tags = tags and self.has_tags
         for row in self._read(self.languages(source_lang, target_lang), on_empty, references, streaming):
-            pairs = zip(row, chain([source_tag], repeat(target_tag)), strict=False)
-            yield tuple(Sentence.of(text if tag is None else f"{tag} {text}") for text, tag in pairs)
+            sentences = tuple(map(Sentence.of, row))
+            yield self.tagged(sentences, references) if has_tags else sentences
+
+    @property
+    def has_tags(self) -> bool:
+        """Whether sources or training targets have a tag."""
+        return (self.source_tag, self.target_tag) != (None, None)
+
+    def tagged(self, row: tuple[Sentence, ...], references: bool = False) -> tuple[Sentence, ...]:
+        """Return a source with its tag, and its target with its own; references have none."""
+        pairs = zip_longest(row, [self.source_tag, None if references else self.target_tag])
+        return tuple(text if tag is None else Sentence(f"{tag} {text}") for text, tag in pairs)
 
     def _read(
         self, languages: tuple[str, str], on_empty: str, references: bool, streaming: bool

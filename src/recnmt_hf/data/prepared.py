@@ -2,90 +2,114 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
-from itertools import groupby
+from functools import partial
+from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset, load_from_disk
+from datasets.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from .._interrupts import end_with_parent
 from .._plain_text import control_ids, encode_plain, ids_of_texts
 from ..errors import UserError
 from ..options import check_value
-from .alignments import links_of_batch
-from .corpora import Corpora, Corpus, parse_corpora
+from .alignments import links_of_pairs
+from .corpora import Corpora, parse_corpora
 from .files import digest_of, partial_folder, remove
 from .languages import in_languages, language_ids
-from .records import ParsedSentence, Sentence, Tokens
+from .records import Sentence, Tokens
 from .text import ON_LONG
-from .tree_inputs import TreeEncoder, tree_columns
-from .trees import COLUMNS, columns_of_tree, sentences_of_columns
+from .tree_inputs import TreeEncoder, columns_of_trees, tree_columns
 
 
+T = TypeVar("T")
 logger = logging.get_logger(__name__)
 
 # Version of the preparation; part of the name of prepared data.
 PREPARATION = 2
+# Pairs that are tokenized at once; the encodings of more would take gigabytes.
+TOKENIZED_AT_ONCE = 2000
 # Share of unknown tokens above which a warning is logged.
 UNKNOWN_SHARE = 0.01
+# Columns of all prepared data, with those of a text, a tree or languages where there are any.
+TOKENS, LENGTHS = ("input_ids", "labels"), ("source_length", "target_length")
+IDS = pa.list_(pa.int64())
+TYPES: dict[str, pa.DataType] = {
+    **dict.fromkeys(("source", "target", "source_lang", "target_lang"), pa.string()),
+    **dict.fromkeys(("source_tokens", "source_relations"), pa.list_(pa.string())),
+    "source_heads": pa.list_(pa.int32()),
+    "input_ids": pa.list_(pa.int32()),
+    **dict.fromkeys(LENGTHS, pa.int64()),
+}
 
 
 def tokenize_pairs(
-    batch: Mapping[str, list[Any]],
-    source_tokenizer: PreTrainedTokenizerBase,
-    target_tokenizer: PreTrainedTokenizerBase,
+    pairs: Sequence[Sequence[Sentence]],
+    codes: Mapping[str, str | None],
+    tokenizers: Iterable[PreTrainedTokenizerBase],
     most: tuple[int, int] | None = None,
     trees: TreeEncoder | None = None,
+    links: bool = False,
+    keep_text: bool = False,
 ) -> dict[str, list[Any]]:
     """
-    Return token ids and lengths of a batch of `source` and `target` sentences, truncated to `most` tokens. Control
-    tokens in the sentences, such as `</s>`, are text. Columns `source_lang` and `target_lang` have the languages of
-    tokenizers that name them by tokens. With a column `alignment` links between the tokens are added. With `trees` the
-    batch has columns of trees, and the inputs of models that read them are added.
+    Return the columns of prepared data for pairs: token ids, truncated to `most` tokens, and lengths, with `links`
+    those between the tokens, with `trees` the inputs of models that read them. Control tokens in the sentences, such as
+    `</s>`, are text. `codes` are those of [`~recnmt_hf.data.Corpus.language_columns`].
     """
-    if "source_lang" in batch:
-        runs: dict[str, list[Any]] = {}
-        start = 0
-        for languages, run in groupby(zip(batch["source_lang"], batch["target_lang"], strict=True)):
-            end = start + sum(1 for _ in run)
-            part = {name: batch[name][start:end] for name in batch if name not in ("source_lang", "target_lang")}
-            with in_languages(source_tokenizer, languages[0], None), in_languages(target_tokenizer, None, languages[1]):
-                made = tokenize_pairs(part, source_tokenizer, target_tokenizer, most, trees)
-            for name, values in made.items():
-                runs.setdefault(name, []).extend(values)
-            start = end
-        return runs
-    sources = list(map(Tokens, ids_of_texts(source_tokenizer, batch["source"])))
-    targets = list(map(Tokens, ids_of_texts(target_tokenizer, batch["target"], is_target=True)))
-    if trees is not None:
-        sentences = sentences_of_columns(batch["source"], batch)
-        parsed = {row: sentence for row, sentence in enumerate(sentences) if isinstance(sentence, ParsedSentence)}
-        for row, tokens in zip(parsed, trees(list(parsed.values())), strict=True):
-            sources[row] = tokens
-    if most is not None:
-        controls = control_ids(source_tokenizer), control_ids(target_tokenizer)
-        sources = [tokens.truncated(most[0], controls[0]) for tokens in sources]
-        targets = [tokens.truncated(most[1], controls[1]) for tokens in targets]
-    columns: dict[str, list[Any]] = {
-        "input_ids": [tokens.ids for tokens in sources],
-        "labels": [tokens.ids for tokens in targets],
-        "source_length": list(map(len, sources)),
-        "target_length": list(map(len, targets)),
-        **({} if trees is None else tree_columns(sources)),
-    }
-    if "alignment" in batch:
-        ids = columns["input_ids"], columns["labels"]
-        columns["links"] = links_of_batch(batch, (source_tokenizer, target_tokenizer), ids)
+    source_tokenizer, target_tokenizer = tokenizers = tuple(tokenizers)
+    texts = {side: [pair[number].text for pair in pairs] for number, side in enumerate(("source", "target"))}
+    columns: dict[str, list[Any]] = {}
+    if keep_text:
+        columns |= texts
+        columns |= columns_of_trees(source.tree for source, _ in pairs) if trees else {}
+        columns |= {name: [code] * len(pairs) for name, code in codes.items()}
+    languages = codes.get("source_lang"), codes.get("target_lang")
+    with in_languages(source_tokenizer, languages[0], None), in_languages(target_tokenizer, None, languages[1]):
+        ids = [ids_of_texts(source_tokenizer, texts["source"]), ids_of_texts(target_tokenizer, texts["target"], True)]
+        inputs_of_trees: dict[str, list[Any]] = {}
+        if trees or most:
+            rows = [list(map(Tokens, side)) for side in ids]
+            if trees:
+                parsed = {row: source.tree for row, (source, _) in enumerate(pairs) if source.tree is not None}
+                for row, tokens in zip(parsed, trees(list(parsed.values())), strict=True):
+                    rows[0][row] = tokens
+            for side, limit in enumerate(most or ()):
+                controls = control_ids(tokenizers[side])
+                rows[side] = [tokens.truncated(limit, controls) for tokens in rows[side]]
+            ids = [[tokens.ids for tokens in side] for side in rows]
+            inputs_of_trees = tree_columns(rows[0]) if trees else {}
+        columns |= dict(zip(TOKENS, ids, strict=True))
+        columns |= {name: list(map(len, side)) for name, side in zip(LENGTHS, ids, strict=True)} | inputs_of_trees
+        if links:
+            columns["links"] = links_of_pairs(pairs, tokenizers, ids)
     return columns
+
+
+def fitting(
+    columns: Mapping[str, Sequence[int]], most: tuple[int, int], max_ratio: float | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return which pairs have at most so many source and target tokens, and which have sides of similar lengths."""
+    source, target = (np.array(columns[name], dtype=np.int64) for name in LENGTHS)
+    fits = (source <= most[0]) & (target <= most[1])
+    if max_ratio is None:
+        return fits, np.ones_like(fits)
+    return fits, np.maximum(source, target) <= float(max_ratio) * np.minimum(source, target)
 
 
 def prepare_dataset(
@@ -130,19 +154,17 @@ def prepare_dataset(
     """
     check_value("on_long", on_long, Literal[ON_LONG])
     corpora = parse_corpora(corpora)
-    tokenizers = (source_tokenizer, target_tokenizer)
-    for corpus in corpora:
-        corpus.language_columns(source_lang, target_lang, tokenizers)  # reject unknown codes
+    tokenizers = {"source": source_tokenizer, "target": target_tokenizer}
+    codes = [corpus.language_columns(source_lang, target_lang, tokenizers.values()) for corpus in corpora]
     settings = [
         PREPARATION,
         [corpus.fingerprint() for corpus in corpora],
         [source_lang, target_lang, max_source_length, max_target_length, max_length_ratio, on_empty, keep_text],
-        [tokenizer_fingerprint(tokenizer) for tokenizer in tokenizers],
+        [tokenizer_fingerprint(tokenizer) for tokenizer in tokenizers.values()],
         *([] if on_long == "skip" else [on_long]),
         *([] if trees is None else [trees.fingerprint()]),
     ]
-    key = digest_of(settings)[:24]
-    folder = Path(cache_dir) / key
+    folder = Path(cache_dir) / digest_of(settings)[:24]
     if folder.is_dir():
         try:
             return load_from_disk(str(folder))
@@ -150,36 +172,42 @@ def prepare_dataset(
             logger.warning(f"The prepared data in {folder} is damaged and will be prepared again.")
             remove(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    most = max_source_length, max_target_length
+    work = partial(
+        tokenize_pairs,
+        tokenizers=tuple(tokenizers.values()),
+        most=most if on_long == "truncate" else None,
+        trees=trees,
+        links=any(corpus.alignments for corpus in corpora),
+        keep_text=keep_text,
+    )
+
+    def batches() -> Iterator[tuple[Any, ...]]:
+        for corpus, own in zip(corpora, codes, strict=True):
+            rows = corpus.rows(source_lang, target_lang, on_empty)
+            yield from ((batch, own) for batch in iter(lambda: list(islice(rows, TOKENIZED_AT_ONCE)), []))  # noqa: B023
+
+    schema = pa.schema([(name, TYPES.get(name, IDS)) for name in work([], codes[0])])
+    counts = {side: [0, 0] for side in tokenizers}  # unknown tokens, and all
+    total = 0
     with partial_folder(folder.parent) as working:
-        data = collect(corpora, source_lang, target_lang, on_empty, working, trees is not None, tokenizers)
-        total = len(data)
-        num_proc = max(1, min(num_proc or 1, total // 1000))
-        data = data.map(
-            tokenize_pairs,
-            batched=True,
-            fn_kwargs={
-                "source_tokenizer": source_tokenizer,
-                "target_tokenizer": target_tokenizer,
-                "most": (max_source_length, max_target_length) if on_long == "truncate" else None,
-                "trees": trees,
-            },
-            num_proc=num_proc if num_proc > 1 else None,
-            remove_columns=[name for name in data.column_names if name == "alignment" or not keep_text],
-            desc=f"Tokenizing {total} pairs",
-            new_fingerprint=f"{key}-tokenized",
-            cache_file_name=str(working / "tokenized.arrow"),
-        )
-        for side, column, tokenizer in zip(("source", "target"), ("input_ids", "labels"), tokenizers, strict=True):
-            if tokenizer.unk_token_id is not None:
-                ids = pc.list_flatten(data.data.column(column))
-                warn_about_unknown(count_equal(ids, tokenizer.unk_token_id), len(ids), side)
-        source, target = (np.array(data[name][:]) for name in ("source_length", "target_length"))
-        fits = (source <= max_source_length) & (target <= max_target_length)
-        if max_length_ratio is not None:
-            fits &= np.maximum(source, target) <= float(max_length_ratio) * np.minimum(source, target)
-        if not fits.any():
+        path = str(working / "tokenized.arrow")
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+            work_done = in_processes(work, batches(), num_proc or 1)
+            for columns in tqdm(work_done, "Tokenizing", unit=f" x {TOKENIZED_AT_ONCE} pairs"):
+                table = pa.record_batch(columns, schema)
+                total += len(table)
+                for (side, tokenizer), name in zip(tokenizers.items(), TOKENS, strict=True):
+                    counts[side][0] += count_equal(table[name].flatten(), tokenizer.unk_token_id)
+                    counts[side][1] += len(table[name].flatten())
+                fits, is_alike = fitting(columns, most, max_length_ratio)
+                writer.write_batch(table.filter(pa.array(fits & is_alike)))
+        data = Dataset.from_file(path)
+        if not len(data):
             raise UserError(f"All {total} sentence pairs exceed the limits of length or their ratio.")
-        (data if fits.all() else data.select(np.flatnonzero(fits).tolist())).save_to_disk(str(working / "done"))
+        for side, (unknown, of_side) in counts.items():
+            warn_about_unknown(unknown, of_side, side)
+        data.save_to_disk(str(working / "done"))
         with suppress(OSError):  # another process finished the same work first
             os.replace(working / "done", folder)
     return load_from_disk(str(folder))
@@ -195,51 +223,9 @@ def warn_about_unknown(unknown: int, total: int, side: str | None = None) -> Non
         )
 
 
-def count_equal(ids: pa.Array | pa.ChunkedArray, id: int) -> int:
-    """Return how often a token id occurs."""
-    return pc.sum(pc.equal(ids, id)).as_py() or 0
-
-
-def collect(
-    corpora: Sequence[Corpus],
-    source_lang: str,
-    target_lang: str,
-    on_empty: str,
-    working: Path,
-    trees: bool = False,
-    tokenizers: Sequence[PreTrainedTokenizerBase] = (),
-) -> Dataset:
-    """
-    Write the checked sentence pairs to a dataset with the columns `source` and `target`, `alignment` if a corpus has
-    links, with `trees` those of the sources' trees, which are null for a sentence without one, and `source_lang` and
-    `target_lang` for `tokenizers` that name languages by tokens.
-    """
-    from datasets.arrow_writer import ArrowWriter
-
-    path, text = str(working / "pairs.arrow"), pa.string()
-    schema: dict[str, Any] = {"source": text, "target": text}
-    if has_links := any(corpus.alignments for corpus in corpora):
-        schema["alignment"] = pa.struct(dict.fromkeys(("line", "place", "units"), text))
-    if trees:
-        schema |= zip(COLUMNS, map(pa.list_, (text, pa.int32(), text)), strict=True)
-    if any(map(language_ids, tokenizers)):
-        schema |= {"source_lang": text, "target_lang": text}
-    with ArrowWriter(path=path, schema=pa.schema(schema)) as writer:
-        for corpus in corpora:
-            languages = corpus.language_columns(source_lang, target_lang, tokenizers)
-            for pair in corpus.rows(source_lang, target_lang, on_empty):
-                writer.write(row_of_pair(pair, has_links, trees) | languages)
-        writer.finalize()
-    return Dataset.from_file(path)
-
-
-def row_of_pair(pair: Sequence[Sentence], has_links: bool, has_trees: bool) -> dict[str, Any]:
-    """Return a pair as a row of a dataset, with its links and the tree of its source if there are columns for them."""
-    source, target = pair
-    row: dict[str, Any] = {"source": source.text, "target": target.text}
-    if has_links:
-        row["alignment"] = None if target.links is None else asdict(target.links)
-    return row | columns_of_tree(source.tree) if has_trees else row
+def count_equal(ids: pa.Array, id: int | None) -> int:
+    """Return how often a token id occurs; `None` never does."""
+    return 0 if id is None else pc.sum(pc.equal(ids, id)).as_py() or 0
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -252,11 +238,44 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
         ids = [encode_plain(tokenizer, probe, is_target)["input_ids"] for is_target in (False, True)]
         content = "" if backend is None else backend.to_str()
     if backend is None:
-        state: Any = [type(tokenizer).__name__, tokenizer.get_vocab(), ids]
-    else:
-        state = json.loads(content)
-        state.pop("padding", None)
-        state.pop("truncation", None)
-        if ids[0] != ids[1]:
-            state["target_controls"] = ids[1]
-    return digest_of(state)
+        return digest_of([type(tokenizer).__name__, tokenizer.get_vocab(), ids])
+    state = {name: value for name, value in json.loads(content).items() if name not in ("padding", "truncation")}
+    return digest_of(state | ({"target_controls": ids[1]} if ids[0] != ids[1] else {}))
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+_work: list[Callable[..., Any]] = []
+
+
+def in_processes(work: Callable[..., T], items: Iterable[tuple[Any, ...]], workers: int) -> Iterator[T]:
+    """Yield `work(*item)` for each item, in order, from several processes if there are several workers."""
+    if workers == 1:
+        yield from (work(*item) for item in items)
+        return
+    # As `datasets` does. Forked processes start at once, and use no threads of libraries.
+    context = get_context("fork" if sys.platform == "linux" else "spawn")
+    pool = ProcessPoolExecutor(workers, context, initializer=start_worker, initargs=(work, os.getpid()))
+    pending: deque[Future[T]] = deque()
+    try:
+        for item in items:
+            pending.append(pool.submit(do_work, *item))
+            if len(pending) >= 2 * workers:  # items take memory
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def start_worker(work: Callable[..., Any], parent: int) -> None:
+    """Keep the work of a worker process, whose tokenizers have one thread."""
+    end_with_parent(parent)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    gc.freeze()  # else each collection would look through all imported packages
+    _work.append(work)
+
+
+def do_work(*item: Any) -> Any:
+    """Do the work of a worker process for an item."""
+    return _work[0](*item)

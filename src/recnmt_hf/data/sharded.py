@@ -12,29 +12,58 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset, Sampler
 
 from ..errors import UserError
+from ..options import Range, check_options, option
 from .batching import BatchLimits, TokenBatchSampler, combined
-from .files import digest_of, digest_of_file, naming
+from .files import digest_of, digest_of_file
+from .text import ON_EMPTY, ON_LONG
 
 
 # Pairs from which batches are cut at a time. Larger pools need less padding, and more memory.
 POOL = 2**20
 # Version of the files.
 FORMAT = 1
-MANIFEST = "manifest.json"
-# Settings of a preparation that has begun.
-PLAN = "plan.json"
-SHARDS = "shards"
+MANIFEST, SHARDS = "manifest.json", "shards"
 # Ends of the names of shards, and of those with duplicates, whose keys are a further column.
 SHARD, RAW = ".arrow", ".raw.arrow"
 # Entry of manifests and records.
 CHECKSUM = "checksum"
+# What two pairs have in common -> the sides that are compared.
+KEYS_OF_DUPLICATES = {"pair": (0, 1), "source": (0,), "target": (1,)}
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """
+    Settings that decide the content of shards, beside corpora and tokenizers. Lengths count tokens, end token included;
+    `on_long` is the treatment of longer pairs, and `max_length_ratio` limits the ratio of the two lengths of a pair.
+    """
+
+    source_lang: str
+    target_lang: str
+    max_source_length: int = 256
+    max_target_length: int = 256
+    max_length_ratio: float | None = None
+    on_empty: str = option("error", "treatment of pairs with an empty side", choices=ON_EMPTY)
+    on_long: str = option("skip", "treatment of pairs with more tokens", choices=ON_LONG)
+    shard_size: Annotated[int, Range(least=1, most=10**7)] = option(100_000, "lines (or rows) of a corpus in a shard")
+    deduplicate: str | None = option(
+        None,
+        "remove pairs that occurred before; source, target: compare only this side",
+        choices=(None, *KEYS_OF_DUPLICATES),
+    )
+    min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
+        None, "remove pairs whose sides have a lower probability of being in their languages"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass
@@ -52,33 +81,33 @@ class ShardRecord:
     bytes: int = 0
     sha256: str = ""
 
-
-def path_of(record: ShardRecord, folder: Path, is_raw: bool) -> Path:
-    """Return the file of a shard."""
-    return folder / f"{record.name}{RAW if is_raw else SHARD}"
-
-
-def save_table(table: pa.RecordBatch, record: ShardRecord, path: Path) -> None:
-    """Write a table as an Arrow file, and note size and checksum in its record."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_batch(table)
-    content = sink.getvalue()
-    record.bytes, record.sha256 = content.size, hashlib.sha256(content).hexdigest()
-    write(path, content)
+    def save(self, table: pa.Table, path: Path) -> None:
+        """Write a table as one batch of an Arrow file, and note its size and checksum."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+        content = sink.getvalue()
+        self.bytes, self.sha256 = content.size, hashlib.sha256(content).hexdigest()
+        write(path, content)
 
 
 def write(path: Path, content: Any) -> None:
     """Replace a file atomically, also if another process writes the same one."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with naming(path), open(partial, "wb") as file:
-        file.write(content)
+    partial.write_bytes(content)
     os.replace(partial, path)
 
 
 def open_table(path: Path) -> pa.RecordBatch:
     """Return the table in an Arrow file, which is not copied into memory."""
     return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+
+
+def open_columns(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return for each column of a shard, mapped into memory, the ends of its rows and the values of all rows."""
+    table = open_table(path)
+    columns = {name: table[name] for name in table.schema.names}
+    return {name: (column.offsets.to_numpy(), column.values.to_numpy()) for name, column in columns.items()}
 
 
 def signed(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,33 +131,20 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
+def load_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of prepared data. `UserError` if there is none, or it is damaged."""
+    manifest = read_signed(folder / MANIFEST)
+    if manifest is None or manifest.get("format") != FORMAT:
+        raise altered(folder / MANIFEST)
+    return manifest
+
+
+def altered(path: Path) -> UserError:
+    """Return the error for a file of prepared data that is missing or has another size or checksum."""
+    return UserError(f"{path} is missing, unfinished or altered. Run recnmt prepare again.", field=path)
+
+
 # -- reading -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class OpenShard:
-    """The columns of a shard, mapped into memory: for each the ends of its rows, and the values of all rows."""
-
-    ends: dict[str, np.ndarray]
-    values: dict[str, np.ndarray]
-
-    @classmethod
-    def of(cls, path: Path) -> OpenShard:
-        """Open a shard."""
-        table = open_table(path)
-        columns = {name: table[name] for name in table.schema.names}
-        return cls(
-            {name: column.offsets.to_numpy(zero_copy_only=True) for name, column in columns.items()},
-            {name: column.values.to_numpy(zero_copy_only=True) for name, column in columns.items()},
-        )
-
-
-class Part(NamedTuple):
-    """A shard in a pool: all of its pairs, or a fixed random choice of them; `turn` counts its reads in an epoch."""
-
-    shard: int
-    pairs: int
-    turn: int
 
 
 @dataclass(frozen=True)
@@ -171,16 +187,17 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
     """
 
     def __init__(self, folder: str | Path, mixture: Mixture | None = None):
-        self.folder = Path(folder)
-        self.manifest = load_manifest(self.folder)
+        self.folder = Path(folder) / SHARDS
+        self.manifest = load_manifest(Path(folder))
+        self.mixture = mixture or Mixture()
         self.shards = [ShardRecord(**record) for record in self.manifest["shards"] if record["pairs"]]
         self.firsts = list(accumulate((record.pairs for record in self.shards), initial=0))
-        for record in self.shards:
-            self.verify(record)
-        self.column_names: list[str] = open_table(self.path(self.shards[0])).schema.names
+        for number, record in enumerate(self.shards):
+            if self.path(number).stat().st_size != record.bytes:
+                raise altered(self.path(number))
+        self.column_names: list[str] = open_table(self.path(0)).schema.names
         self.columns = self.column_names
-        self.mixture = mixture or Mixture()
-        self.open_shards: OrderedDict[int, OpenShard] = OrderedDict()
+        self.open_shards: OrderedDict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = OrderedDict()
         self.most_open = 1
 
     def __len__(self) -> int:
@@ -189,7 +206,8 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
     def __getitem__(self, index: int) -> dict[str, list[int]]:
         number = bisect_right(self.firsts, index) - 1
         shard, row = self.open(number), index - self.firsts[number]
-        return {name: shard.values[name][slice(*shard.ends[name][row : row + 2])].tolist() for name in self.columns}
+        columns = ((name, *shard[name]) for name in self.columns)
+        return {name: values[slice(*ends[row : row + 2])].tolist() for name, ends, values in columns}
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, list[int]]]:
         return [self[index % len(self)] for index in indices]
@@ -215,21 +233,20 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
             pairs[record.corpus] += record.pairs
         return [pairs[number] for number in range(len(self.manifest["corpora"]))]
 
-    def path(self, record: ShardRecord) -> Path:
+    def path(self, number: int) -> Path:
         """Return the file of a shard."""
-        return path_of(record, self.folder / SHARDS, is_raw=False)
+        return self.folder / f"{self.shards[number].name}{SHARD}"
 
-    def verify(self, record: ShardRecord, content: bool = False) -> None:
-        """Raise `UserError` if a shard has another size or, if its `content` is read, another checksum."""
-        path = self.path(record)
-        if path.stat().st_size != record.bytes or (content and digest_of_file(path) != record.sha256):
-            raise altered(path)
-
-    def open(self, number: int) -> OpenShard:
-        """Return a shard, and close the one that was unused for the longest time if too many are open."""
+    def open(self, number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """
+        Return the columns of a shard, as [`open_columns`]; close the shard that was unused for the longest time if more
+        than `most_open` are open. `UserError` if its checksum is another one.
+        """
         if number not in self.open_shards:
-            self.verify(self.shards[number], content=True)
-            self.open_shards[number] = OpenShard.of(self.path(self.shards[number]))
+            path = self.path(number)
+            if digest_of_file(path) != self.shards[number].sha256:
+                raise altered(path)
+            self.open_shards[number] = open_columns(path)
             while len(self.open_shards) > self.most_open:
                 self.open_shards.popitem(last=False)
         self.open_shards.move_to_end(number)
@@ -237,21 +254,19 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
 
     def lengths(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the lengths of the sources and of the targets of a shard; its tokens are not read."""
-        ends = OpenShard.of(self.path(self.shards[number])).ends
-        return np.diff(ends["input_ids"]), np.diff(ends["labels"])
+        columns = open_columns(self.path(number))
+        return np.diff(columns["input_ids"][0]), np.diff(columns["labels"][0])
 
 
-def altered(path: Path) -> UserError:
-    """Return the error for a file of prepared data that is missing or has another size or checksum."""
-    return UserError(f"{path} is missing, unfinished or altered. Run recnmt prepare again.", field=path)
+# -- batches -----------------------------------------------------------------------------------------------------------
 
 
-def load_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of prepared data. `UserError` if there is none, or it is damaged."""
-    manifest = read_signed(folder / MANIFEST)
-    if manifest is None or manifest.get("format") != FORMAT:
-        raise altered(folder / MANIFEST)
-    return manifest
+class Part(NamedTuple):
+    """A shard in a pool: all of its pairs, or a fixed random choice of them; `turn` counts its reads in an epoch."""
+
+    shard: int
+    pairs: int
+    turn: int
 
 
 class PooledBatchSampler(Sampler[list[int]]):
@@ -260,9 +275,8 @@ class PooledBatchSampler(Sampler[list[int]]):
     pool at a time, so only the lengths of one pool are in memory. The seed decides which shards, or parts of them, are
     in a pool; each epoch draws a new order of the pools. A single pool has the batches of data without shards.
 
-    The number of batches of each pool is a multiple of `num_processes`. A pool has at least `pool` pairs. The `weights`
-    of the corpora, how often each is read, are by default those of the data's mixture. A row that is read again has
-    another index, so that BPE dropout segments it anew. `shuffle` and `seed` are as for [`TokenBatchSampler`].
+    The number of batches of each pool is a multiple of `num_processes`. A pool has at least `pool` pairs. A row that is
+    read again has another index, so that BPE dropout segments it anew. The others are as for [`TokenBatchSampler`].
     """
 
     def __init__(
@@ -273,14 +287,13 @@ class PooledBatchSampler(Sampler[list[int]]):
         num_processes: int = 1,
         shuffle: bool = True,
         seed: int = 0,
-        weights: Sequence[float] | None = None,
         pool: int = POOL,
     ):
         self.data, self.limits, self.num_processes = data, limits, num_processes
         self.shuffle, self.seed = shuffle, seed
         self.epoch = 0
         self.skipped = 0  # batches of the epoch that are not needed
-        repeats = data.mixture.repeats(data.pairs_of_corpora()) if weights is None else weights
+        repeats = data.mixture.repeats(data.pairs_of_corpora())
         self.pools = divide(data.shards, repeats, seed, max(pool, num_processes))
         if not any(self.pools):
             raise UserError("The weights of the corpora leave no sentence pairs.", field="weights")
@@ -309,34 +322,28 @@ class PooledBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         rng = np.random.default_rng([self.seed, self.epoch, len(self.pools)])
-        order = rng.permutation(len(self.pools)) if self.shuffle else range(len(self.pools))
-        passed, skipped = 0, self.skipped
-        self.skipped = 0
+        order = rng.permutation(len(self.pools)).tolist() if self.shuffle else range(len(self.pools))
+        passed, skipped, self.skipped = 0, self.skipped, 0
         for pool in order:
             passed += self.counts[pool]
             if passed <= skipped:
                 yield from ([] for _ in range(self.counts[pool]))  # nothing is read
-                continue
-            yield from self.batches(int(pool))
+            else:
+                yield from self.batches(pool)
 
     def batches(self, pool: int) -> Iterator[list[int]]:
         """Yield the batches of a pool."""
-        rows, sources, targets = self.read(self.pools[pool])
-        sampler = TokenBatchSampler(
-            sources,
-            targets,
-            **vars(self.limits),
-            num_processes=self.num_processes,
-            shuffle=self.shuffle,
-            # The only pool has the batches of data in memory.
-            seed=self.seed if len(self.pools) == 1 else (self.seed, pool),
-        )
+        rows, *lengths = self.read(self.pools[pool])
+        # The only pool has the batches of data in memory.
+        seed = self.seed if len(self.pools) == 1 else (self.seed, pool)
+        settings = {**vars(self.limits), "num_processes": self.num_processes, "shuffle": self.shuffle, "seed": seed}
+        sampler = TokenBatchSampler(*lengths, **settings)
         sampler.set_epoch(self.epoch)
         for batch in sampler.batches():
             yield rows[batch].tolist()
 
-    def read(self, pool: Sequence[Part]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the rows of a pool in the data, and the lengths of their sources and targets."""
+    def read(self, pool: Sequence[Part]) -> list[np.ndarray]:
+        """Return the rows of a pool in the data, the lengths of their sources and those of their targets."""
         columns = []
         for shard, pairs, turn in pool:
             rows = np.arange(self.data.shards[shard].pairs)
@@ -344,8 +351,7 @@ class PooledBatchSampler(Sampler[list[int]]):
                 rows = np.sort(np.random.default_rng([self.seed, shard]).permutation(rows)[:pairs])
             first = self.data.firsts[shard] + turn * len(self.data)
             columns.append((rows + first, *(lengths[rows] for lengths in self.data.lengths(shard))))
-        rows, sources, targets = map(np.concatenate, zip(*columns, strict=True))
-        return rows, sources, targets
+        return list(map(np.concatenate, zip(*columns, strict=True)))
 
     def count(self, pool: Sequence[Part]) -> int:
         """Return the number of batches of a pool, which depends on the lengths alone."""
@@ -366,19 +372,18 @@ def divide(shards: Sequence[ShardRecord], repeats: Sequence[float], seed: int, p
         times = int(repeats[corpus])
         drawn += [Part(*shard, turn) for turn in range(times) for shard in own]
         rest = round((repeats[corpus] - times) * sum(pairs for _, pairs in own))
-        for number in rng.permutation(len(own)).tolist():
-            shard, pairs = own[number]
+        for shard, pairs in (own[place] for place in rng.permutation(len(own)).tolist()):
             if rest > 0:
                 drawn.append(Part(shard, min(pairs, rest), times))
                 rest -= pairs
     pools: list[list[Part]] = [[]]
     size = 0
-    for number in rng.permutation(len(drawn)).tolist():
+    for part in (drawn[place] for place in rng.permutation(len(drawn)).tolist()):
         if size >= pool:
             pools.append([])
             size = 0
-        pools[-1].append(drawn[number])
-        size += drawn[number].pairs
+        pools[-1].append(part)
+        size += part.pairs
     if size < pool / 2 and len(pools) > 1:
         last = pools.pop()
         pools[-1] += last

@@ -16,12 +16,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
-from .._languages import key_of_language
 from .._plain_text import is_blank
 from ..errors import UserError
 from ..models.user_errors import masked, remember_secrets
 from ..options import check_value
 from .files import open_output
+from .languages import key_of_language
 from .records import ParsedSentence
 
 

@@ -1,14 +1,17 @@
 """
-Inputs of models that read dependency trees: `dependency_heads`, the position of each token's head (-1: none), and
-`dependency_relations`, the id of its relation to the head.
+Dependency trees: read them from CoNLL-U files or columns of a corpus, and make the inputs of models that read them.
+
+Heads of words are numbered as in CoNLL-U: from 1, and 0 is the head of a root. The inputs are `dependency_heads`, the
+position of each token's head (-1: none), and `dependency_relations`, the id of its relation to the head.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,19 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase
 
 from .._bounded_reading import read_small_text
 from .._loading_errors import optional_file
-from .._plain_text import encode_plain
-from ..errors import UserError
+from .._plain_text import encode_plain, is_blank
+from ..errors import UserError, short_repr
+from ..models.user_errors import masked
 from .files import open_output
 from .records import ParsedSentence, Tokens, TokenTree
+from .text import read_lines
 
 
+# Columns (or JSON keys) of a corpus with trees: lists of words, numbers and texts.
+COLUMNS = ("source_tokens", "source_heads", "source_relations")
+# Columns of a line of CoNLL-U, and the places of ID, FORM, HEAD and DEPREL.
+CONLLU_COLUMNS = 10
+ID, FORM, HEAD, RELATION = 0, 1, 6, 7
 # Names of the inputs, with their values at padding.
 HEADS, RELATIONS = "dependency_heads", "dependency_relations"
 TREE_INPUTS = {HEADS: -1, RELATIONS: 0}
@@ -32,6 +42,94 @@ RELATIONS_FILE = "relations.json"
 UNKNOWN, PIECE = "<unk>", "<piece>"
 # Limit of the relations of the training data (Bastings et al., 2017, code).
 MOST_RELATIONS = 100
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
+    """
+    Yield the sentences of the CoNLL-U file `path`, plain or compressed, with the number of their first line. Ranges of
+    words (`1-2`) and empty nodes (`3.1`) are skipped.
+
+    Raises:
+        UserError: A line has not ten columns, words are not numbered 1, 2, 3, ..., a head is not a number or beyond the
+            sentence, or the heads form a cycle; the message names file and line.
+    """
+    name, first = masked(str(path)), 0
+    rows: list[list[str]] = []
+    for number, line in enumerate(chain(read_lines(path, "\r\n"), [""]), start=1):
+        row = line.split("\t")
+        if not line.strip():
+            if rows:
+                words, heads = [row[FORM].strip() for row in rows], [int(row[HEAD]) for row in rows]
+                yield first, parsed_at(f"{name}, line {first}", words, heads, [row[RELATION] for row in rows])
+            rows = []
+        elif line.startswith("#") or (len(row) == CONLLU_COLUMNS and {"-", "."} & {*row[ID]}):
+            continue
+        elif len(row) != CONLLU_COLUMNS or row[ID] != str(len(rows) + 1) or not row[HEAD].isdecimal():
+            raise UserError(
+                f"expected word {len(rows) + 1} of a sentence in ten columns separated by tabs, with the number of its "
+                f"head, got {short_repr(line)}. A blank line ends a sentence.",
+                field=f"{name}, line {number}",
+            )
+        else:
+            first = first if rows else number
+            rows.append(row)
+
+
+def parsed_at(place: str, *lists: Any) -> ParsedSentence:
+    """Return a parsed sentence; errors name its place in a file."""
+    try:
+        return ParsedSentence(*lists)
+    except UserError as error:
+        raise UserError(error.message, field=place) from error
+
+
+def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Path) -> Iterator[str | ParsedSentence]:
+    """
+    Yield lines from the file `text` (`None`: standard input), words separated by spaces, with their trees from the
+    CoNLL-U file `trees`, which has one sentence for each line that is not blank. The words are those of the text.
+    `UserError` as for [`read_conllu`], and for a line and its tree with different numbers of words, or different
+    numbers of lines and trees.
+    """
+    name, trees_name = "standard input" if text is None else masked(str(text)), masked(str(trees))
+    sentences, line = read_conllu(trees), 0
+    for line, source in enumerate(lines, start=1):
+        if is_blank(source):
+            yield source
+            continue
+        row, sentence = next(sentences, (0, None))
+        parsed = None if sentence is None else sentence.with_text(source)
+        if parsed is None:
+            count = len(str(sentence or "").split())
+            tree = f"{count} in its tree ({trees_name}, line {row})" if count else f"no tree in {trees_name}"
+            raise UserError(f"{len(source.split())} words, but {tree}.", field=f"{name}, line {line}")
+        yield parsed
+    if (rest := next(sentences, None)) is not None:
+        raise UserError(f"{name} has only {line} lines.", field=f"{trees_name}, line {rest[0]}")
+
+
+def sentence_of_columns(record: Mapping[str, Any], place: str) -> ParsedSentence:
+    """Return the sentence in the columns `source_tokens`, `source_heads` and `source_relations` of a row."""
+    return parsed_at(place, *((record or {}).get(name) for name in COLUMNS))
+
+
+def columns_of_trees(trees: Iterable[ParsedSentence | None]) -> dict[str, list[Any]]:
+    """Return these columns for the trees of sources, with `None` for a source without one."""
+    rows = [tree and (tree.words, tree.heads, tree.relations) for tree in trees]
+    return {name: [row and list(row[number]) for row in rows] for number, name in enumerate(COLUMNS)}
+
+
+def sentences_of_columns(texts: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """Return the sentences of a prepared dataset: texts, or parsed sentences where the columns have a tree."""
+    if COLUMNS[0] not in columns:
+        return list(texts)
+    rows = zip(texts, *(columns[name] for name in COLUMNS), strict=True)
+    return [text if row[0] is None else ParsedSentence(*row) for text, *row in rows]
+
+
+# -- inputs of models --------------------------------------------------------------------------------------------------
 
 
 def tree_options(config: Any) -> dict[str, str] | None:
@@ -83,8 +181,7 @@ class Relations:
     def save(self, folder: str | Path) -> None:
         """Write `relations.json` into the folder of a model or a tokenizer."""
         with open_output(Path(folder) / RELATIONS_FILE) as file:
-            content = {"relations": self.names, "subtypes": self.subtypes}
-            json.dump(content, file, ensure_ascii=False, indent=1)
+            json.dump({"relations": self.names, "subtypes": self.subtypes}, file, ensure_ascii=False, indent=1)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -97,7 +194,7 @@ def main_type(relation: str) -> str:
 
 class TreeEncoder:
     """
-    Encodes sentences with their trees for a model.
+    Encodes sentences with their trees for a model. Control tokens have no head.
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the source, a fast one, which knows the words of tokens.
@@ -107,8 +204,6 @@ class TreeEncoder:
             relation `<piece>`. `"all_pieces"`: all of its tokens have the word's edge.
         root (`str`, *optional*, defaults to `"none"`): `"token"`: the head of a root is the last control token, i.e.
             the end of the sentence. `"none"`: a root has no head.
-
-    Control tokens have no head. A slow tokenizer fails at the first sentence.
     """
 
     def __init__(
@@ -146,9 +241,8 @@ class TreeEncoder:
             if word is not None and self.subwords == "first_piece" and position != first[word]:
                 head, relation = first[word], self.ids[PIECE]
             elif word is not None:
-                number = sentence.heads[word]
+                number, name = sentence.heads[word], sentence.relations[word]
                 head = first.get(number - 1, -1) if number else root
-                name = sentence.relations[word]
                 relation = self.ids.get(name if self.relations.subtypes else main_type(name), 0) if head >= 0 else 0
             heads.append(head)
             relations.append(relation)

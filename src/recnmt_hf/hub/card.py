@@ -16,10 +16,10 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import AutoConfig
 
-from .._languages import main_language
 from .._loading_errors import shorten
 from .._plain_card import CARD, usage
 from ..data.files import open_output
+from ..data.languages import main_language
 from ..data.tokenizer_pair import TARGET_TOKENIZER
 from ..data.tree_inputs import tree_options
 from ..errors import UserError

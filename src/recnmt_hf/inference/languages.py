@@ -12,9 +12,17 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from .._languages import main_language
 from .._plain_text import ids_of_texts
-from ..data.languages import MOST_CODES, find_code, known_code, language_ids, list_names, same, unknown_language
+from ..data.languages import (
+    MOST_CODES,
+    find_code,
+    known_code,
+    language_ids,
+    list_names,
+    main_language,
+    same,
+    unknown_language,
+)
 from ..data.records import Tokens
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError

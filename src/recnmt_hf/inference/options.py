@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from .._languages import check_codes
+from ..data.languages import check_codes
 from ..errors import UserError
 from ..options import (
     LEAST_LENGTH_PENALTY,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import sentencex
 from transformers.utils import logging
 
-from .._languages import main_language
 from .._plain_text import IS_UNSPACED
+from ..data.languages import main_language
 from .results import Hypothesis
 
 

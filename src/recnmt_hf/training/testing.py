@@ -16,7 +16,7 @@ from datasets import Dataset
 from .._plain_text import on_one_line
 from ..data.text import read_lines, write_lines
 from ..data.tokenization import split_tags
-from ..data.trees import sentences_of_columns
+from ..data.tree_inputs import sentences_of_columns
 from ..errors import UserError
 from ..inference.backends.torch_model import TorchBackend
 from ..inference.options import DecodingOptions
