@@ -40,7 +40,7 @@ LISTED_RUNS = {
     "families/__init__.py: : importlib.import_module": "modules of this package, named in its source",
     "families/family.py: Family.load_class: importlib.import_module": "modules of this package, named in its source",
     "commands/main.py: build_parser: importlib.import_module": "modules of this package, from the table of commands",
-    "data/sharding.py: make_shards: multiprocessing.get_context": "processes of this package",
+    "data/prepared.py: in_processes: multiprocessing.get_context": "processes of this package",
     "data/corpora.py: Corpus._read_dataset: datasets.load_dataset": "since version 4 datasets runs no code of a set",
     "data/prepared.py: prepare_dataset: datasets.load_from_disk": "Arrow files and JSON that the package has written",
     "hub/card.py: run_isolated: subprocess.run": "the code of a card, on a copy whose code is the installed package's",
