@@ -6,6 +6,7 @@ Importing the package imports its models and registers them with transformers' A
 `recnmt-translation`. Everything else is imported on first use.
 """
 
+# ruff: noqa: F403
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -54,41 +55,14 @@ if TYPE_CHECKING:
     from .models.configuration_rnmt import RNMTConfig as RNMTConfig
     from .models.configuration_rpe_transformer import RPETransformerConfig as RPETransformerConfig
     from .models.configuration_vrnmt import VRNMTConfig as VRNMTConfig
-    from .models.modeling_biarn_transformer import (
-        BiARNTransformerForConditionalGeneration as BiARNTransformerForConditionalGeneration,
-    )
-    from .models.modeling_biarn_transformer import BiARNTransformerModel as BiARNTransformerModel
-    from .models.modeling_biarn_transformer import BiARNTransformerPreTrainedModel as BiARNTransformerPreTrainedModel
-    from .models.modeling_gcn_rnmt import GCNRNMTForConditionalGeneration as GCNRNMTForConditionalGeneration
-    from .models.modeling_gcn_rnmt import GCNRNMTModel as GCNRNMTModel
-    from .models.modeling_gcn_rnmt import GCNRNMTPreTrainedModel as GCNRNMTPreTrainedModel
-    from .models.modeling_gret import GRETForConditionalGeneration as GRETForConditionalGeneration
-    from .models.modeling_gret import GRETModel as GRETModel
-    from .models.modeling_gret import GRETPreTrainedModel as GRETPreTrainedModel
-    from .models.modeling_nmt_transformer import (
-        NMTTransformerForConditionalGeneration as NMTTransformerForConditionalGeneration,
-    )
-    from .models.modeling_nmt_transformer import NMTTransformerModel as NMTTransformerModel
-    from .models.modeling_nmt_transformer import NMTTransformerPreTrainedModel as NMTTransformerPreTrainedModel
-    from .models.modeling_onlstm_transformer import (
-        ONLSTMTransformerForConditionalGeneration as ONLSTMTransformerForConditionalGeneration,
-    )
-    from .models.modeling_onlstm_transformer import (
-        ONLSTMTransformerForSequencePairClassification as ONLSTMTransformerForSequencePairClassification,
-    )
-    from .models.modeling_onlstm_transformer import ONLSTMTransformerModel as ONLSTMTransformerModel
-    from .models.modeling_onlstm_transformer import ONLSTMTransformerPreTrainedModel as ONLSTMTransformerPreTrainedModel
-    from .models.modeling_rnmt import RNMTForConditionalGeneration as RNMTForConditionalGeneration
-    from .models.modeling_rnmt import RNMTModel as RNMTModel
-    from .models.modeling_rnmt import RNMTPreTrainedModel as RNMTPreTrainedModel
-    from .models.modeling_rpe_transformer import (
-        RPETransformerForConditionalGeneration as RPETransformerForConditionalGeneration,
-    )
-    from .models.modeling_rpe_transformer import RPETransformerModel as RPETransformerModel
-    from .models.modeling_rpe_transformer import RPETransformerPreTrainedModel as RPETransformerPreTrainedModel
-    from .models.modeling_vrnmt import VRNMTForConditionalGeneration as VRNMTForConditionalGeneration
-    from .models.modeling_vrnmt import VRNMTModel as VRNMTModel
-    from .models.modeling_vrnmt import VRNMTPreTrainedModel as VRNMTPreTrainedModel
+    from .models.modeling_biarn_transformer import *
+    from .models.modeling_gcn_rnmt import *
+    from .models.modeling_gret import *
+    from .models.modeling_nmt_transformer import *
+    from .models.modeling_onlstm_transformer import *
+    from .models.modeling_rnmt import *
+    from .models.modeling_rpe_transformer import *
+    from .models.modeling_vrnmt import *
     from .training.arguments import TranslationTrainingArguments as TranslationTrainingArguments
     from .training.checkpoints import average_checkpoints as average_checkpoints
     from .training.recipe import Recipe as Recipe

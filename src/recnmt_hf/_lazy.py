@@ -19,7 +19,8 @@ def names_for_type_checkers(package: str) -> dict[str, str]:
         if isinstance(node, ast.If) and getattr(node.test, "id", None) == "TYPE_CHECKING"
     ]
     imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
-    return {alias.asname or alias.name: f"{'.' * node.level}{node.module}" for node in imports for alias in node.names}
+    pairs = [(alias, f"{'.' * node.level}{node.module}") for node in imports for alias in node.names]
+    return {alias.asname or alias.name: module for alias, module in pairs if alias.name != "*"}
 
 
 def lazy_names(package: str, **further: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
