@@ -718,7 +718,7 @@ def plots_of(folder: Path, rows: Sequence[Row]) -> str:
         names = hardware_of(rows, values)
         lines += [f"![BLEU over {title}]({folder.parent.name}/{folder.name}/{file})"] if names else []
         if without := [row.label for row in rows if not names or names[0] not in values(row)]:
-            of = "every model" if not names else f"{', '.join(without)} on this hardware"
+            of = "every model" if not names else f"{'; '.join(without)} on this hardware"
             lines.append(f"No {title} of {of}.")
     return "\n\n".join(lines)
 
