@@ -25,13 +25,13 @@ import pyarrow as pa
 
 from recnmt_hf.data.batching import BatchLimits
 from recnmt_hf.data.corpora import Corpus
+from recnmt_hf.data.prepared import ShardSettings
 from recnmt_hf.data.sharded import (
     FORMAT,
     SHARDS,
     PooledBatchSampler,
     ShardedDataset,
     ShardRecord,
-    ShardSettings,
 )
 from recnmt_hf.data.sharding import prepare_shards
 from recnmt_hf.data.text import read_parallel, write_lines

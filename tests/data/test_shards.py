@@ -20,9 +20,9 @@ from recnmt_hf import GCNRNMTConfig
 from recnmt_hf.data.batching import BatchLimits, TokenBatchSampler
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.data.files import lock
-from recnmt_hf.data.prepared import prepare_dataset
+from recnmt_hf.data.prepared import ShardSettings, prepare_dataset
 from recnmt_hf.data.records import Sentence
-from recnmt_hf.data.sharded import RAW, Mixture, PooledBatchSampler, ShardedDataset, ShardSettings
+from recnmt_hf.data.sharded import RAW, Mixture, PooledBatchSampler, ShardedDataset
 from recnmt_hf.data.sharding import (
     ShardMaker,
     blocks_of,
@@ -188,7 +188,7 @@ def test_workers_end_with_a_killed_preparation(tmp_path):
     code = f"""
 import multiprocessing, os, signal
 from recnmt_hf.data.corpora import Corpus
-from recnmt_hf.data.sharded import ShardSettings
+from recnmt_hf.data.prepared import ShardSettings
 from recnmt_hf.data.sharding import prepare_shards
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.data.tokenizer_pair import TokenizerPair

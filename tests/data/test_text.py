@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict, Features, Translation
 from user_errors import rejects
 
 from recnmt_hf.data.corpora import Corpus, load_pairs, load_test_set
-from recnmt_hf.data.prepared import prepare_dataset, tokenize_pairs, tokenizer_fingerprint
+from recnmt_hf.data.prepared import ShardSettings, prepare_dataset, tokenize_pairs, tokenizer_fingerprint
 from recnmt_hf.data.records import Sentence
 from recnmt_hf.data.text import SentencePair, is_plain_file, read_lines, read_parallel
 from recnmt_hf.data.tokenization import train_tokenizer
@@ -317,7 +317,8 @@ def test_python_tokenizers_are_told_apart_by_what_they_do():
 
     first, again, more = ByT5Tokenizer(), ByT5Tokenizer(), ByT5Tokenizer(extra_ids=120)
     assert tokenizer_fingerprint(first) == tokenizer_fingerprint(again) != tokenizer_fingerprint(more)
-    row = tokenize_pairs([(Sentence("a </s>"), Sentence("<pad>"))], {}, (first, first))
+    pair = Sentence("a </s>"), Sentence("<pad>")
+    row, *_ = tokenize_pairs([pair], {}, (first, first), ShardSettings("en", "de"))
     assert row["source_length"] == [7] and row["target_length"] == [6]
 
 

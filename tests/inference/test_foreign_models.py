@@ -14,7 +14,8 @@ from transformers import AutoModelForSeq2SeqLM
 from user_errors import rejects
 
 import recnmt_hf
-from recnmt_hf.data.sharded import ShardedDataset, ShardSettings
+from recnmt_hf.data.prepared import ShardSettings
+from recnmt_hf.data.sharded import ShardedDataset
 from recnmt_hf.data.sharding import prepare_shards
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
 from recnmt_hf.inference import DecodingOptions, Translator, search

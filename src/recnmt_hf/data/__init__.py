@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from .corpora import Corpus as Corpus
     from .corpora import load_pairs as load_pairs
     from .generated import generate_corpus as generate_corpus
+    from .prepared import ShardSettings as ShardSettings
     from .prepared import prepare_dataset as prepare_dataset
     from .records import ParsedSentence as ParsedSentence
     from .sharded import Mixture as Mixture
     from .sharded import ShardedDataset as ShardedDataset
-    from .sharded import ShardSettings as ShardSettings
     from .sharding import prepare_shards as prepare_shards
     from .text import SentencePair as SentencePair
     from .tokenization import load_tokenizer as load_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
@@ -34,6 +34,8 @@ KINDS = ("source", "tsv", "jsonl", "dataset", "generated", "sacrebleu")
 # Fields that only corpora of certain kinds have.
 NEEDED = {"data_files": ["dataset"], "pair": ["sacrebleu"], "alignments": ["source"], "source_trees": ["source"]}
 NEEDED["tree_columns"] = ["dataset", "jsonl"]
+# URLs with secrets, by the form without them that fields, messages and files have.
+_secret_urls: dict[str, str] = {}
 GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 
 
@@ -100,43 +102,30 @@ class Corpus:
         "a dataset or JSON lines",
     )
 
-    # Values of fields with secrets. As no field, `replace` passes it on, and `repr` and `asdict` do not show it.
-    secrets: InitVar[Mapping[str, Any] | None] = None
-
-    def __post_init__(self, secrets: Mapping[str, Any] | None) -> None:
-        kept: dict[str, Any] = {}
+    def __post_init__(self) -> None:
         for name in options_of(Corpus):
-            value = plain_paths(getattr(self, name))
-            public = without_secrets(value)
-            if public != value:
-                remember_secrets(str(value))
-                kept[name] = value
-            elif secrets and name in secrets and without_secrets(secrets[name]) == value:
-                kept[name] = secrets[name]
-            object.__setattr__(self, name, public)
-        object.__setattr__(self, "secrets", kept)
+            object.__setattr__(self, name, public_paths(getattr(self, name)))
         check_options(self)
         check_codes(self)
         kinds = [name for name in KINDS if getattr(self, name)]
-        wrong = [
-            (name, f"needs {' or '.join(needed)}.")
-            for name, needed in NEEDED.items()
-            if getattr(self, name) not in (None, False) and not any(getattr(self, kind) for kind in needed)
-        ]
+        for name, needed in NEEDED.items():
+            if getattr(self, name) not in (None, False) and not {*kinds} & {*needed}:
+                raise UserError(f"{name} needs {' or '.join(needed)}.", field=name)
         if self.alignments or self.has_trees:
-            named = [name for name in ("source_tag", "target_tag") if getattr(self, name) is not None]
-            wrong += [(name, "cannot be combined with positions of words (links, trees).") for name in named]
+            for name in ("source_tag", "target_tag"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"{name} cannot be combined with positions of words (links, trees).", field=name)
         if (self.source is None) != (self.target in (None, [])):
-            wrong.append(("source" if self.target else "target", "is missing; text files need both sides."))
+            name = "source" if self.target else "target"
+            raise UserError(f"{name} is missing; text files need both sides.", field=name)
         if len(kinds) != 1:
-            wrong.append(("A corpus", f"needs exactly one of {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}."))
-        if wrong:
-            name, message = wrong[0]
-            raise UserError(f"{name} {message}", field=name if hasattr(self, name) else None)
+            raise UserError(f"A corpus needs exactly one of {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}.")
 
     def with_secret(self, name: str) -> Any:
-        """Return the value of a field to open it: a URL with its secrets."""
-        return vars(self)["secrets"].get(name, getattr(self, name))
+        """Return the value of a field to open it: URLs with their secrets."""
+        value = getattr(self, name)
+        urls = [_secret_urls.get(url, url) for url in as_list(value)]
+        return urls if isinstance(value, list) else urls[0]
 
     @property
     def has_trees(self) -> bool:
@@ -195,20 +184,16 @@ class Corpus:
         have their trees and targets their links. `streaming` reads a set of `datasets` without copying it.
         """
         self.check_languages(source_lang, target_lang)
-        has_tags = tags and self.has_tags
         for row in self._read(self.languages(source_lang, target_lang), on_empty, references, streaming):
             sentences = tuple(map(Sentence.of, row))
-            yield self.tagged(sentences, references) if has_tags else sentences
-
-    @property
-    def has_tags(self) -> bool:
-        """Whether sources or training targets have a tag."""
-        return (self.source_tag, self.target_tag) != (None, None)
+            yield self.tagged(sentences, references) if tags else sentences
 
     def tagged(self, row: tuple[Sentence, ...], references: bool = False) -> tuple[Sentence, ...]:
         """Return a source with its tag, and its target with its own; references have none."""
-        pairs = zip_longest(row, [self.source_tag, None if references else self.target_tag])
-        return tuple(text if tag is None else Sentence(f"{tag} {text}") for text, tag in pairs)
+        tags = self.source_tag, None if references else self.target_tag
+        if tags == (None, None):
+            return row
+        return tuple(text if tag is None else Sentence(f"{tag} {text}") for text, tag in zip_longest(row, tags))
 
     def _read(
         self, languages: tuple[str, str], on_empty: str, references: bool, streaming: bool
@@ -270,7 +255,8 @@ class Corpus:
                 texts += [(record[key_of_language(key, tuple(record))] or "").strip() for key in columns[len(texts) :]]
                 yield number, SentencePair(*texts)
         except Exception as error:  # of many kinds
-            cause = None if "data_files" in vars(self)["secrets"] else error  # the text of a cause may have the secrets
+            # The text of a cause may have the secrets.
+            cause = error if self.with_secret("data_files") == self.data_files else None
             reason = f"{type(error).__name__}: {first_line(error)}"
             raise UserError(f"The dataset {place} cannot be read ({reason}).", field=name) from cause
 
@@ -336,18 +322,16 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def plain_paths(value: Any) -> Any:
-    """Return a path as text, also in a list; any other value as it is."""
+def public_paths(value: Any) -> Any:
+    """Return a path as text, also in a list, and a URL without its secrets; any other value as it is."""
     if isinstance(value, (list, tuple)):
-        return list(map(plain_paths, value))
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def without_secrets(value: Any) -> Any:
-    """Return a value whose URLs, also in a list, have no secrets."""
-    if isinstance(value, list):
-        return list(map(without_secrets, value))
-    return masked(value) if isinstance(value, str) and is_url(value) else value
+        return list(map(public_paths, value))
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(value, str) or not is_url(value) or (public := masked(value)) == value:
+        return value
+    remember_secrets(value)
+    _secret_urls[public] = value
+    return public
 
 
 # One corpus or several, as public functions take them.

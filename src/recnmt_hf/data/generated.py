@@ -11,17 +11,85 @@ Sentences are text in which commas are words of their own; [`write`] joins them.
 from __future__ import annotations
 
 import random
+from importlib import resources
 from typing import NamedTuple
 
+import yaml
+
 from ..errors import UserError
-from . import generated_lexicon as lexicon
-from .generated_lexicon import Noun, Verb
 
 
 # Probability of a relative, complement or adverbial clause if the depth allows one.
 EMBEDDING = 0.45
 # The splits of a corpus, in the order in which they are drawn.
 DRAWN = ("validation", "test", "test_deep", "train")
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+class Noun(NamedTuple):
+    """`gender` is m, f or n; `kind` is person, animal, thing or place; `weak` nouns take -n outside the nominative."""
+
+    en: str
+    en_plural: str
+    de: str
+    de_plural: str
+    gender: str
+    kind: str
+    weak: bool
+
+    def german(self, plural: bool, case: str) -> str:
+        """Return the German form of a number and case."""
+        if plural:
+            return self.de_plural + ("n" if case == "dat" and self.de_plural[-1] not in "ns" else "")
+        if self.weak and case != "nom":
+            return self.de + ("n" if self.de[-1] in "er" else "en")
+        return self.de
+
+
+class Verb(NamedTuple):
+    """German forms without the particle. `case` is that of the object; empty for intransitive verbs."""
+
+    en: str
+    en_third: str
+    en_past: str
+    de: str
+    de_third: str
+    de_past: str
+    case: str
+    particle: str
+    en_particle: str
+
+    def english(self, past: bool, third: bool) -> str:
+        """Return the English finite form."""
+        return self.en_past if past else self.en_third if third else self.en
+
+    def german(self, past: bool, number: str, person: int) -> str:
+        """Return the German finite form without the particle."""
+        if past:
+            return self.de_past + ("" if number == "sg" else "n" if self.de_past[-1] == "e" else "en")
+        if number == "pl":
+            return self.de
+        # Modal verbs and "wissen" have one form for both persons, which does not end in -t.
+        return self.de[:-1] if person == 1 and self.de_third[-1] == "t" else self.de_third
+
+    @property
+    def needs_living_object(self) -> bool:
+        """`True` if the object must be a person or an animal, as for help, call and invite."""
+        return self.case == "dat" or self.particle == "ein" or self.de == "rufen"
+
+
+LEXICON = yaml.safe_load(resources.files(__package__).joinpath("generated_lexicon.yaml").read_text(encoding="utf-8"))
+NOUNS, PLACES = ([Noun(*row) for row in LEXICON[kind]] for kind in ("nouns", "places"))
+TRANSITIVE, INTRANSITIVE, SENTENTIAL, MODALS = (
+    [Verb(*row) for row in LEXICON[kind]] for kind in ("transitive", "intransitive", "sentential", "modals")
+)
+ENDINGS = {
+    name: {case: dict(zip(("m", "f", "n", "pl"), endings, strict=True)) for case, endings in cases.items()}
+    for name, cases in LEXICON["endings"].items()
+}
+
+# -- phrases and clauses -----------------------------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -53,8 +121,8 @@ class Predicate(NamedTuple):
     middle: str
     bracket: str
     cluster: str
-    complement: str
-    depth: int
+    complement: str = ""
+    depth: int = 0
 
     def german(self, order: str, subject: str = "") -> str:
         """Return the clause with the verb second, first (`"inverted"`) or last (`"final"`)."""
@@ -62,14 +130,6 @@ class Predicate(NamedTuple):
             return f"{subject} {self.middle} {self.cluster} {self.complement}"
         start = f"{subject} {self.finite}" if order == "second" else f"{self.finite} {subject}"
         return f"{start} {self.middle} {self.bracket} {self.complement}"
-
-
-def copula(subject: NounPhrase, past: bool, adjective: tuple[str, str], negated: bool) -> Predicate:
-    """Build a predicate with an adjective."""
-    plain = subject.number if past or subject.number == "pl" else f"sg {subject.person}"
-    english, german = lexicon.COPULA[f"past {plain}" if past else plain]
-    words = f"{english} {'not' if negated else ''} {adjective[0]}"
-    return Predicate(words, german, f"{'nicht' if negated else ''} {adjective[1]}", "", german, "", 0)
 
 
 def predicate(
@@ -90,21 +150,16 @@ def predicate(
         english = f"{'did' if past else 'does' if third else 'do'} not {verb.en}"
     else:
         english = verb.english(past, third)
-    particle = verb.en_particle
-    near, far = (particle, "") if particle in ("at", "to") else ("", particle)
+    near, far = (verb.en_particle, "") if verb.en_particle in ("at", "to") else ("", verb.en_particle)
     english = f"{english} {near} {object.en if object else ''} {far} {place[0]}"
     finite = (modal or verb).german(past, subject.number, subject.person)
     bracket = verb.particle + verb.de if modal else verb.particle
     middle = f"{object.de[verb.case] if object else ''} {'nicht' if negated else ''} {place[1]}"
-    return Predicate(
-        f"{english} that {complement.en}" if complement else english,
-        finite,
-        middle,
-        bracket,
-        f"{bracket} {finite}" if modal else bracket + finite,
-        f", dass {complement.de}" if complement else "",
-        max(object.depth if object else 0, 1 + complement.depth if complement else 0),
-    )
+    cluster = f"{bracket} {finite}" if modal else bracket + finite
+    if complement is None:
+        return Predicate(english, finite, middle, bracket, cluster, depth=object.depth if object else 0)
+    english, german = f"{english} that {complement.en}", f", dass {complement.de}"
+    return Predicate(english, finite, middle, bracket, cluster, german, 1 + complement.depth)
 
 
 def write(words: str) -> str:
@@ -130,7 +185,7 @@ class Grammar:
     def noun_phrase(self, depth: int, kinds: tuple[str, ...], subject: bool = False) -> NounPhrase:
         """Draw a noun phrase, a pronoun (as subject), or two noun phrases joined by "and"."""
         if subject and self.chance(0.15):
-            english, german, number, person = self.choice(lexicon.PRONOUNS)
+            english, german, number, person = self.choice(LEXICON["pronouns"])
             return NounPhrase(english, {"nom": german}, number, person)
         if not self.chance(0.08):
             return self.simple_phrase(depth, kinds)
@@ -140,21 +195,21 @@ class Grammar:
 
     def simple_phrase(self, depth: int, kinds: tuple[str, ...]) -> NounPhrase:
         """Draw a noun with determiner, perhaps adjective and relative clause."""
-        noun = self.choice([noun for noun in lexicon.NOUNS if noun.kind in kinds])
+        noun = self.choice([noun for noun in NOUNS if noun.kind in kinds])
         plural = self.chance(0.35)
-        choices = [determiner for determiner in lexicon.DETERMINERS if not plural or determiner.plural is not None]
-        determiner = self.choice([*choices, lexicon.BARE_PLURAL] if plural else choices)
-        adjective = self.choice(lexicon.ADJECTIVES) if self.chance(0.35) else None
+        determiners = LEXICON["determiners"]
+        if plural:
+            determiners = [*(row for row in determiners if row[1] is not None), LEXICON["bare_plural"]]
+        *articles, stem, endings, declension = self.choice(determiners)
+        adjective = self.choice(LEXICON["adjectives"]) if self.chance(0.35) else None
         has_relative = depth > 0 and self.chance(EMBEDDING)
         relative = self.relative_clause(depth - 1, noun, plural) if has_relative else Pair("", "", 0)
-        article = determiner.plural if plural else determiner.singular
         english = f"{adjective[0] if adjective else ''} {noun.en_plural if plural else noun.en}".strip()
-        if article == "a" and english[0] in "aeiou":
-            article = "an"
+        article = "an" if articles[plural] == "a" and english[0] in "aeiou" else articles[plural]
         form, german = "pl" if plural else noun.gender, {}
-        for case, endings in determiner.endings.items():
-            word = adjective[1] + determiner.adjective_ending(case, form) if adjective else ""
-            german[case] = f"{determiner.stem}{endings[form]} {word} {noun.german(plural, case)} {relative.de}"
+        for case, own in ENDINGS[endings].items():
+            word = adjective[1] + ENDINGS[declension][case][form] if adjective else ""
+            german[case] = f"{stem}{own[form]} {word} {noun.german(plural, case)} {relative.de}"
         return NounPhrase(f"{article} {english} {relative.en}", german, "pl" if plural else "sg", 3, relative.depth)
 
     def relative_clause(self, depth: int, head: Noun, plural: bool) -> Pair:
@@ -164,15 +219,15 @@ class Grammar:
             part = self.verb_phrase(subject, depth, self.chance(0.5), complement=False)
         else:
             subject = self.noun_phrase(depth, ("person",), subject=True)
-            verb, past, negated = self.choice(lexicon.TRANSITIVE), self.chance(0.5), self.chance(0.1)
+            verb, past, negated = self.choice(TRANSITIVE), self.chance(0.5), self.chance(0.1)
             # "that the boy looks at": the object's place is empty, so a particle cannot follow the object.
             while verb.en_particle or (head.kind == "thing" and verb.needs_living_object):
-                verb = self.choice(lexicon.TRANSITIVE)
-            modal = self.choice(lexicon.MODALS) if not negated and self.chance(0.15) else None
+                verb = self.choice(TRANSITIVE)
+            modal = self.choice(MODALS) if not negated and self.chance(0.15) else None
             case, part = verb.case, predicate(subject, verb, past, modal=modal, negated=negated)
         english = "who" if case == "nom" and head.kind == "person" else "that"
         form = "pl" if plural else head.gender
-        pronoun = "denen" if (case, form) == ("dat", "pl") else "d" + lexicon.ENDINGS["definite"][case][form]
+        pronoun = "denen" if (case, form) == ("dat", "pl") else "d" + ENDINGS["definite"][case][form]
         german = f", {pronoun} {part.german('final', subject.de['nom'])} ,"
         return Pair(f"{english} {subject.en} {part.en}", german, 1 + max(part.depth, subject.depth))
 
@@ -180,17 +235,21 @@ class Grammar:
         """Draw a predicate: with an adjective, a complement clause (if allowed), or with or without object."""
         draw = self.random()
         if draw < 0.1:
-            return copula(subject, past, self.choice(lexicon.ADJECTIVES), self.chance(0.2))
+            adjective, negated = self.choice(LEXICON["adjectives"]), self.chance(0.2)
+            form = subject.number if past or subject.number == "pl" else f"sg {subject.person}"
+            english, german = LEXICON["copula"][f"past {form}" if past else form]
+            english = f"{english} {'not' if negated else ''} {adjective[0]}"
+            return Predicate(english, german, f"{'nicht' if negated else ''} {adjective[1]}", "", german)
         if complement and depth > 0 and draw < 0.1 + 0.5 * EMBEDDING:
-            verb = self.choice(lexicon.SENTENTIAL)
+            verb = self.choice(SENTENTIAL)
             return predicate(subject, verb, past, complement=self.clause(depth - 1, "final", adjuncts=False))
         thing = None
         if draw < 0.45:
-            verb = self.choice(lexicon.INTRANSITIVE)
+            verb = self.choice(INTRANSITIVE)
         else:
-            verb = self.choice(lexicon.TRANSITIVE)
+            verb = self.choice(TRANSITIVE)
             thing = self.noun_phrase(depth, ("person", "animal", *(() if verb.needs_living_object else ("thing",))))
-        modal = self.choice(lexicon.MODALS) if self.chance(0.2) else None
+        modal = self.choice(MODALS) if self.chance(0.2) else None
         negated = modal is None and self.chance(0.15)
         # After a relative clause, a place would be ambiguous in English: it could belong to either clause.
         is_closed = thing is None or thing.depth == 0
@@ -200,9 +259,9 @@ class Grammar:
     def place(self) -> tuple[str, str]:
         """Draw a prepositional phrase."""
         if self.chance(0.6):
-            noun = self.choice(lexicon.PLACES)
+            noun = self.choice(PLACES)
             return f"in the {noun.en}", f"{'in der' if noun.gender == 'f' else 'im'} {noun.german(False, 'dat')}"
-        english, german, case = self.choice(lexicon.PREPOSITIONS)
+        english, german, case = self.choice(LEXICON["prepositions"])
         phrase = self.simple_phrase(0, ("person", "animal"))
         return f"{english} {phrase.en}", f"{german} {phrase.de[case]}"
 
@@ -215,11 +274,11 @@ class Grammar:
             predicates.append(self.verb_phrase(subject, 0, past, complement=False))
         adverb, below, is_fronted = None, None, False
         if adjuncts and depth > 0 and not predicates[-1].complement and self.chance(0.4 * EMBEDDING):
-            conjunction = self.choice(lexicon.CONJUNCTIONS)
+            conjunction = self.choice(LEXICON["conjunctions"])
             below = self.clause(depth - 1, "final", adjuncts=False)
             is_fronted = self.chance(0.5)
         elif adjuncts and self.chance(0.2):
-            adverb = self.choice(lexicon.ADVERBS)
+            adverb = self.choice(LEXICON["adverbs"])
         english = f"{subject.en} {' and '.join(part.en for part in predicates)}"
         german = predicates[0].german("inverted" if adverb or is_fronted else order, subject.de["nom"])
         for part in predicates[1:]:  # shared subject: the verb is first in its part, or last
@@ -245,6 +304,9 @@ class Grammar:
         english, german = self.choice([("but", "aber"), ("and", "und")])
         words = f"{first.en} , {english} {second.en}", f"{first.de} , {german} {second.de}"
         return Pair(write(words[0]), write(words[1]), max(first.depth, second.depth))
+
+
+# -- corpora -----------------------------------------------------------------------------------------------------------
 
 
 def generate_corpus(
@@ -273,25 +335,19 @@ def generate_corpus(
         ValueError: The grammar has too few sentences of a requested depth.
     """
     sizes = {"train": train, "validation": validation, "test": test, "test_deep": test_deep}
-    grammar = Grammar(random.Random(seed))
-    seen: set[str] = set()
-
-    def draw(count: int, depth: int, above: int) -> list[Pair]:
-        pairs: list[Pair] = []
-        tries = 0
-        while len(pairs) < count:
+    grammar, seen, splits = Grammar(random.Random(seed)), set[str](), dict[str, list[Pair]]()
+    for name in DRAWN:
+        depth, above = (deep_depth, max_depth) if name == "test_deep" else (max_depth, -1)
+        splits[name], tries = [], 0
+        while len(splits[name]) < sizes[name]:
             tries += 1
-            if tries > 200 * count + 10000:
-                raise UserError(f"The grammar has too few sentences of depth {depth}: {len(pairs)} of {count}.")
+            if tries > 200 * sizes[name] + 10000:
+                count = f"{len(splits[name])} of {sizes[name]}"
+                raise UserError(f"The grammar has too few sentences of depth {depth}: {count}.")
             pair = grammar.sentence(depth)
-            if pair.depth <= above or pair.en in seen or pair.de in seen:
-                continue
-            seen.update((pair.en, pair.de))
-            pairs.append(pair)
-        return pairs
-
-    depths = dict.fromkeys(DRAWN, (max_depth, -1)) | {"test_deep": (deep_depth, max_depth)}
-    splits = {name: draw(sizes[name], *depths[name]) for name in DRAWN}
+            if pair.depth > above and not seen & {pair.en, pair.de}:
+                seen.update((pair.en, pair.de))
+                splits[name].append(pair)
     return {name: splits[name] for name in sizes}
 
 

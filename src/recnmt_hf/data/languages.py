@@ -82,15 +82,11 @@ def known_code(code: str, known: Collection[str], field: str) -> str:
 def unknown_language(field: str, code: str, known: Iterable[str]) -> UserError:
     """Return the error for a code that a model does not know, with the nearest known ones."""
 
-    def distance(other: str) -> tuple[bool, bool, float, str]:
-        ratio = difflib.SequenceMatcher(None, code.lower(), other.lower()).ratio()
-        begins = other.lower().startswith(main_language(code)[:2])
-        return main_language(other) != main_language(code), not begins, -ratio, other
+    def nearness(other: str) -> tuple[bool, float]:
+        return main_language(other) == main_language(code), difflib.SequenceMatcher(None, code, other).ratio()
 
-    nearest = list_names(sorted(known, key=distance), MOST_CODES)
-    return UserError(
-        f"{field}={short_repr(code)} is not a language of this model. Use one of its codes: {nearest}.", field=field
-    )
+    codes = list_names(sorted(sorted(known), key=nearness, reverse=True), MOST_CODES)
+    return UserError(f"{field}={short_repr(code)} is not a language of this model. Use {codes}.", field=field)
 
 
 # -- tokens of a tokenizer ---------------------------------------------------------------------------------------------

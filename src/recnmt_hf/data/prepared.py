@@ -6,15 +6,16 @@ import gc
 import json
 import os
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,13 +28,13 @@ from transformers.utils import logging
 from .._interrupts import end_with_parent
 from .._plain_text import control_ids, encode_plain, ids_of_texts
 from ..errors import UserError
-from ..options import check_value
+from ..options import Range, check_options, option
 from .alignments import links_of_pairs
 from .corpora import Corpora, parse_corpora
 from .files import digest_of, partial_folder, remove
 from .languages import in_languages, language_ids
 from .records import Sentence, Tokens
-from .text import ON_LONG
+from .text import ON_EMPTY, ON_LONG
 from .tree_inputs import TreeEncoder, columns_of_trees, tree_columns
 
 
@@ -46,70 +47,93 @@ PREPARATION = 2
 TOKENIZED_AT_ONCE = 2000
 # Share of unknown tokens above which a warning is logged.
 UNKNOWN_SHARE = 0.01
-# Columns of all prepared data, with those of a text, a tree or languages where there are any.
+# What two pairs have in common -> the sides that are compared.
+KEYS_OF_DUPLICATES = {"pair": (0, 1), "source": (0,), "target": (1,)}
+SIDES = ("source", "target")
+# Columns of all prepared data, and types of columns; the others are lists of numbers.
 TOKENS, LENGTHS = ("input_ids", "labels"), ("source_length", "target_length")
-IDS = pa.list_(pa.int64())
 TYPES: dict[str, pa.DataType] = {
-    **dict.fromkeys(("source", "target", "source_lang", "target_lang"), pa.string()),
+    **dict.fromkeys((*SIDES, "source_lang", "target_lang"), pa.string()),
     **dict.fromkeys(("source_tokens", "source_relations"), pa.list_(pa.string())),
-    "source_heads": pa.list_(pa.int32()),
-    "input_ids": pa.list_(pa.int32()),
+    **dict.fromkeys(("source_heads", "input_ids"), pa.list_(pa.int32())),
     **dict.fromkeys(LENGTHS, pa.int64()),
 }
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """
+    Settings that decide the content of prepared data, beside corpora and tokenizers; the last three are for shards
+    alone. Lengths count tokens, end token included; `on_long` is the treatment of longer pairs, and `max_length_ratio`
+    limits the ratio of the two lengths of a pair.
+    """
+
+    source_lang: str
+    target_lang: str
+    max_source_length: int = 256
+    max_target_length: int = 256
+    max_length_ratio: float | None = None
+    on_empty: str = option("error", "treatment of pairs with an empty side", choices=ON_EMPTY)
+    on_long: str = option("skip", "treatment of pairs with more tokens", choices=ON_LONG)
+    shard_size: Annotated[int, Range(least=1, most=10**7)] = option(100_000, "lines (or rows) of a corpus in a shard")
+    deduplicate: str | None = option(
+        None,
+        "remove pairs that occurred before; source, target: compare only this side",
+        choices=(None, *KEYS_OF_DUPLICATES),
+    )
+    min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
+        None, "remove pairs whose sides have a lower probability of being in their languages"
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 def tokenize_pairs(
     pairs: Sequence[Sequence[Sentence]],
     codes: Mapping[str, str | None],
     tokenizers: Iterable[PreTrainedTokenizerBase],
-    most: tuple[int, int] | None = None,
+    settings: ShardSettings,
     trees: TreeEncoder | None = None,
     links: bool = False,
     keep_text: bool = False,
-) -> dict[str, list[Any]]:
+) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
     """
-    Return the columns of prepared data for pairs: token ids, truncated to `most` tokens, and lengths, with `links`
-    those between the tokens, with `trees` the inputs of models that read them. Control tokens in the sentences, such as
-    `</s>`, are text. `codes` are those of [`~recnmt_hf.data.Corpus.language_columns`].
+    Return the columns of prepared data for pairs (with `links` those between the tokens, with `trees` the inputs of
+    models that read them), which pairs are not too long, and which have sides of similar lengths. Control tokens in the
+    sentences, such as `</s>`, are text. `codes` are those of [`~recnmt_hf.data.Corpus.language_columns`].
     """
     source_tokenizer, target_tokenizer = tokenizers = tuple(tokenizers)
-    texts = {side: [pair[number].text for pair in pairs] for number, side in enumerate(("source", "target"))}
-    columns: dict[str, list[Any]] = {}
+    limits = settings.max_source_length, settings.max_target_length
+    sources, targets = ([pair[side].text for pair in pairs] for side in (0, 1))
+    columns: dict[str, Any] = {}
     if keep_text:
-        columns |= texts
+        columns |= {"source": sources, "target": targets}
         columns |= columns_of_trees(source.tree for source, _ in pairs) if trees else {}
         columns |= {name: [code] * len(pairs) for name, code in codes.items()}
     languages = codes.get("source_lang"), codes.get("target_lang")
     with in_languages(source_tokenizer, languages[0], None), in_languages(target_tokenizer, None, languages[1]):
-        ids = [ids_of_texts(source_tokenizer, texts["source"]), ids_of_texts(target_tokenizer, texts["target"], True)]
-        inputs_of_trees: dict[str, list[Any]] = {}
-        if trees or most:
+        ids = [ids_of_texts(source_tokenizer, sources), ids_of_texts(target_tokenizer, targets, is_target=True)]
+        edges: dict[str, Any] = {}
+        if trees or settings.on_long == "truncate":
             rows = [list(map(Tokens, side)) for side in ids]
             if trees:
                 parsed = {row: source.tree for row, (source, _) in enumerate(pairs) if source.tree is not None}
                 for row, tokens in zip(parsed, trees(list(parsed.values())), strict=True):
                     rows[0][row] = tokens
-            for side, limit in enumerate(most or ()):
+            for side, limit in enumerate(limits if settings.on_long == "truncate" else ()):
                 controls = control_ids(tokenizers[side])
                 rows[side] = [tokens.truncated(limit, controls) for tokens in rows[side]]
             ids = [[tokens.ids for tokens in side] for side in rows]
-            inputs_of_trees = tree_columns(rows[0]) if trees else {}
-        columns |= dict(zip(TOKENS, ids, strict=True))
-        columns |= {name: list(map(len, side)) for name, side in zip(LENGTHS, ids, strict=True)} | inputs_of_trees
+            edges = tree_columns(rows[0]) if trees else {}
+        lengths: list[Any] = [np.array(list(map(len, side)), dtype=np.int64) for side in ids]
+        columns |= dict(zip(TOKENS + LENGTHS, ids + lengths, strict=True)) | edges
         if links:
             columns["links"] = links_of_pairs(pairs, tokenizers, ids)
-    return columns
-
-
-def fitting(
-    columns: Mapping[str, Sequence[int]], most: tuple[int, int], max_ratio: float | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return which pairs have at most so many source and target tokens, and which have sides of similar lengths."""
-    source, target = (np.array(columns[name], dtype=np.int64) for name in LENGTHS)
-    fits = (source <= most[0]) & (target <= most[1])
-    if max_ratio is None:
-        return fits, np.ones_like(fits)
-    return fits, np.maximum(source, target) <= float(max_ratio) * np.minimum(source, target)
+    fits = (lengths[0] <= limits[0]) & (lengths[1] <= limits[1])
+    if settings.max_length_ratio is None:
+        return columns, fits, np.ones_like(fits)
+    return columns, fits, np.maximum(*lengths) <= float(settings.max_length_ratio) * np.minimum(*lengths)
 
 
 def prepare_dataset(
@@ -136,12 +160,9 @@ def prepare_dataset(
         source_lang, target_lang (`str`): Language codes.
         source_tokenizer, target_tokenizer (`PreTrainedTokenizerBase`): May be the same one.
         cache_dir (`str` or `Path`): Folder for prepared data, each under a name made from content and settings.
-        max_source_length, max_target_length (`int`): Maximum numbers of tokens, end token included.
-        max_length_ratio (`float`, *optional*): Pairs whose lengths differ by more than this factor are skipped.
-        on_empty (`str`): Treatment of pairs with a blank side: `"error"` or `"skip"`.
+        max_source_length, max_target_length, max_length_ratio, on_empty, on_long: As in [`ShardSettings`].
         num_proc (`int`, *optional*): Processes that tokenize.
         keep_text (`bool`): Whether to keep the columns `source` and `target`, not truncated.
-        on_long (`str`): Treatment of pairs with more tokens: `"skip"` or `"truncate"`.
         trees ([`~recnmt_hf.data.TreeEncoder`], *optional*): For a model that reads dependency trees.
 
     Returns:
@@ -152,19 +173,19 @@ def prepare_dataset(
     Raises:
         ValueError, OSError: A setting is not allowed, or a corpus cannot be read.
     """
-    check_value("on_long", on_long, Literal[ON_LONG])
-    corpora = parse_corpora(corpora)
-    tokenizers = {"source": source_tokenizer, "target": target_tokenizer}
-    codes = [corpus.language_columns(source_lang, target_lang, tokenizers.values()) for corpus in corpora]
-    settings = [
+    limits = max_source_length, max_target_length, max_length_ratio
+    settings = ShardSettings(source_lang, target_lang, *limits, on_empty=on_empty, on_long=on_long)
+    corpora, tokenizers = parse_corpora(corpora), (source_tokenizer, target_tokenizer)
+    codes = [corpus.language_columns(source_lang, target_lang, tokenizers) for corpus in corpora]
+    identity = [
         PREPARATION,
         [corpus.fingerprint() for corpus in corpora],
-        [source_lang, target_lang, max_source_length, max_target_length, max_length_ratio, on_empty, keep_text],
-        [tokenizer_fingerprint(tokenizer) for tokenizer in tokenizers.values()],
+        [source_lang, target_lang, *limits, on_empty, keep_text],
+        list(map(tokenizer_fingerprint, tokenizers)),
         *([] if on_long == "skip" else [on_long]),
         *([] if trees is None else [trees.fingerprint()]),
     ]
-    folder = Path(cache_dir) / digest_of(settings)[:24]
+    folder = Path(cache_dir) / digest_of(identity)[:24]
     if folder.is_dir():
         try:
             return load_from_disk(str(folder))
@@ -172,53 +193,51 @@ def prepare_dataset(
             logger.warning(f"The prepared data in {folder} is damaged and will be prepared again.")
             remove(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    most = max_source_length, max_target_length
-    work = partial(
-        tokenize_pairs,
-        tokenizers=tuple(tokenizers.values()),
-        most=most if on_long == "truncate" else None,
-        trees=trees,
-        links=any(corpus.alignments for corpus in corpora),
-        keep_text=keep_text,
+    links = any(corpus.alignments for corpus in corpora)
+    work: Callable[..., Any] = partial(
+        tokenize_pairs, tokenizers=tokenizers, settings=settings, trees=trees, links=links, keep_text=keep_text
     )
 
     def batches() -> Iterator[tuple[Any, ...]]:
         for corpus, own in zip(corpora, codes, strict=True):
             rows = corpus.rows(source_lang, target_lang, on_empty)
-            yield from ((batch, own) for batch in iter(lambda: list(islice(rows, TOKENIZED_AT_ONCE)), []))  # noqa: B023
+            yield from ((batch, own) for batch in batched(rows, TOKENIZED_AT_ONCE))
 
-    schema = pa.schema([(name, TYPES.get(name, IDS)) for name in work([], codes[0])])
-    counts = {side: [0, 0] for side in tokenizers}  # unknown tokens, and all
-    total = 0
+    schema = pa.schema([(name, TYPES.get(name, pa.list_(pa.int64()))) for name in work([], codes[0])[0]])
+    unknown, total = Counter[str](), Counter[str]()
     with partial_folder(folder.parent) as working:
         path = str(working / "tokenized.arrow")
         with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-            work_done = in_processes(work, batches(), num_proc or 1)
-            for columns in tqdm(work_done, "Tokenizing", unit=f" x {TOKENIZED_AT_ONCE} pairs"):
+            parts = in_processes(work, batches(), num_proc or 1)
+            for columns, fits, is_alike in tqdm(parts, "Tokenizing", unit=f" x {TOKENIZED_AT_ONCE} pairs"):
                 table = pa.record_batch(columns, schema)
-                total += len(table)
-                for (side, tokenizer), name in zip(tokenizers.items(), TOKENS, strict=True):
-                    counts[side][0] += count_equal(table[name].flatten(), tokenizer.unk_token_id)
-                    counts[side][1] += len(table[name].flatten())
-                fits, is_alike = fitting(columns, most, max_length_ratio)
+                total["pairs"] += len(table)
+                for side, name, tokenizer in zip(SIDES, TOKENS, tokenizers, strict=True):
+                    ids = table[name].flatten()
+                    total[side] += len(ids)
+                    unknown[side] += count_equal(ids, tokenizer.unk_token_id)
                 writer.write_batch(table.filter(pa.array(fits & is_alike)))
         data = Dataset.from_file(path)
         if not len(data):
-            raise UserError(f"All {total} sentence pairs exceed the limits of length or their ratio.")
-        for side, (unknown, of_side) in counts.items():
-            warn_about_unknown(unknown, of_side, side)
+            raise UserError(f"All {total['pairs']} sentence pairs exceed the limits of length or their ratio.")
+        for side in SIDES:
+            warn_about_unknown(unknown[side], total[side], f"{side} ")
         data.save_to_disk(str(working / "done"))
         with suppress(OSError):  # another process finished the same work first
             os.replace(working / "done", folder)
     return load_from_disk(str(folder))
 
 
-def warn_about_unknown(unknown: int, total: int, side: str | None = None) -> None:
+def batched(rows: Iterator[T], size: int) -> Iterator[list[T]]:
+    """Yield lists of `size` rows; the last one may be shorter."""
+    return iter(lambda: list(islice(rows, size)), [])
+
+
+def warn_about_unknown(unknown: int, total: int, side: str = "") -> None:
     """Log a warning if more than a few tokens (of a side) are unknown."""
     if unknown > UNKNOWN_SHARE * total:
-        of_side = f"{side} " if side else ""
         logger.warning(
-            f"{100 * unknown / total:.1f}% of the {of_side}tokens are unknown to the {of_side}tokenizer. Use a larger "
+            f"{100 * unknown / total:.1f}% of the {side}tokens are unknown to the {side}tokenizer. Use a larger "
             "vocabulary, or BPE with bytes for unknown characters."
         )
 

@@ -7,22 +7,20 @@ import hashlib
 import json
 import os
 from bisect import bisect_right
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from torch.utils.data import Dataset, Sampler
 
 from ..errors import UserError
-from ..options import Range, check_options, option
 from .batching import BatchLimits, TokenBatchSampler, combined
 from .files import digest_of, digest_of_file
-from .text import ON_EMPTY, ON_LONG
 
 
 # Pairs from which batches are cut at a time. Larger pools need less padding, and more memory.
@@ -34,36 +32,8 @@ MANIFEST, SHARDS = "manifest.json", "shards"
 SHARD, RAW = ".arrow", ".raw.arrow"
 # Entry of manifests and records.
 CHECKSUM = "checksum"
-# What two pairs have in common -> the sides that are compared.
-KEYS_OF_DUPLICATES = {"pair": (0, 1), "source": (0,), "target": (1,)}
-
-
-@dataclass(frozen=True)
-class ShardSettings:
-    """
-    Settings that decide the content of shards, beside corpora and tokenizers. Lengths count tokens, end token included;
-    `on_long` is the treatment of longer pairs, and `max_length_ratio` limits the ratio of the two lengths of a pair.
-    """
-
-    source_lang: str
-    target_lang: str
-    max_source_length: int = 256
-    max_target_length: int = 256
-    max_length_ratio: float | None = None
-    on_empty: str = option("error", "treatment of pairs with an empty side", choices=ON_EMPTY)
-    on_long: str = option("skip", "treatment of pairs with more tokens", choices=ON_LONG)
-    shard_size: Annotated[int, Range(least=1, most=10**7)] = option(100_000, "lines (or rows) of a corpus in a shard")
-    deduplicate: str | None = option(
-        None,
-        "remove pairs that occurred before; source, target: compare only this side",
-        choices=(None, *KEYS_OF_DUPLICATES),
-    )
-    min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
-        None, "remove pairs whose sides have a lower probability of being in their languages"
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self)
+# For each column of a shard the ends of its rows and the values of all rows.
+Columns = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass
@@ -103,11 +73,10 @@ def open_table(path: Path) -> pa.RecordBatch:
     return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
 
 
-def open_columns(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return for each column of a shard, mapped into memory, the ends of its rows and the values of all rows."""
+def open_columns(path: Path) -> Columns:
+    """Return the columns of a shard, mapped into memory."""
     table = open_table(path)
-    columns = {name: table[name] for name in table.schema.names}
-    return {name: (column.offsets.to_numpy(), column.values.to_numpy()) for name, column in columns.items()}
+    return {name: (table[name].offsets.to_numpy(), table[name].values.to_numpy()) for name in table.schema.names}
 
 
 def signed(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +88,7 @@ def read_signed(path: Path) -> dict[str, Any] | None:
     """Return the mapping in a JSON file without its checksum; `None` if the file is missing or was altered."""
     content = read_json(path) or {}
     checksum = content.pop(CHECKSUM, None)  # files of versions before 0.3 have none
-    return content if content and checksum in (None, signed(content)[CHECKSUM]) else None
+    return content if content and checksum in (None, digest_of(content)) else None
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -187,17 +156,16 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
     """
 
     def __init__(self, folder: str | Path, mixture: Mixture | None = None):
-        self.folder = Path(folder) / SHARDS
         self.manifest = load_manifest(Path(folder))
         self.mixture = mixture or Mixture()
         self.shards = [ShardRecord(**record) for record in self.manifest["shards"] if record["pairs"]]
+        self.paths = [Path(folder) / SHARDS / f"{record.name}{SHARD}" for record in self.shards]
         self.firsts = list(accumulate((record.pairs for record in self.shards), initial=0))
-        for number, record in enumerate(self.shards):
-            if self.path(number).stat().st_size != record.bytes:
-                raise altered(self.path(number))
-        self.column_names: list[str] = open_table(self.path(0)).schema.names
-        self.columns = self.column_names
-        self.open_shards: OrderedDict[int, dict[str, tuple[np.ndarray, np.ndarray]]] = OrderedDict()
+        for path, record in zip(self.paths, self.shards, strict=True):
+            if path.stat().st_size != record.bytes:
+                raise altered(path)
+        self.columns = self.column_names = list(open_table(self.paths[0]).schema.names)
+        self.open_shards: OrderedDict[int, Columns] = OrderedDict()
         self.most_open = 1
 
     def __len__(self) -> int:
@@ -223,30 +191,18 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
     def select_columns(self, names: Sequence[str]) -> ShardedDataset:
         """Return the dataset with some of its columns."""
         selected = copy.copy(self)
-        selected.columns, selected.open_shards = list(names), OrderedDict()
+        selected.columns = list(names)
         return selected
 
-    def pairs_of_corpora(self) -> list[int]:
-        """Return the number of pairs of each corpus."""
-        pairs = Counter[int]()
-        for record in self.shards:
-            pairs[record.corpus] += record.pairs
-        return [pairs[number] for number in range(len(self.manifest["corpora"]))]
-
-    def path(self, number: int) -> Path:
-        """Return the file of a shard."""
-        return self.folder / f"{self.shards[number].name}{SHARD}"
-
-    def open(self, number: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    def open(self, number: int) -> Columns:
         """
-        Return the columns of a shard, as [`open_columns`]; close the shard that was unused for the longest time if more
-        than `most_open` are open. `UserError` if its checksum is another one.
+        Return the columns of a shard; close the shard that was unused for the longest time if more than `most_open` are
+        open. `UserError` if its checksum is another one.
         """
         if number not in self.open_shards:
-            path = self.path(number)
-            if digest_of_file(path) != self.shards[number].sha256:
-                raise altered(path)
-            self.open_shards[number] = open_columns(path)
+            if digest_of_file(self.paths[number]) != self.shards[number].sha256:
+                raise altered(self.paths[number])
+            self.open_shards[number] = open_columns(self.paths[number])
             while len(self.open_shards) > self.most_open:
                 self.open_shards.popitem(last=False)
         self.open_shards.move_to_end(number)
@@ -254,7 +210,7 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
 
     def lengths(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the lengths of the sources and of the targets of a shard; its tokens are not read."""
-        columns = open_columns(self.path(number))
+        columns = open_columns(self.paths[number])
         return np.diff(columns["input_ids"][0]), np.diff(columns["labels"][0])
 
 
@@ -290,15 +246,18 @@ class PooledBatchSampler(Sampler[list[int]]):
         pool: int = POOL,
     ):
         self.data, self.limits, self.num_processes = data, limits, num_processes
-        self.shuffle, self.seed = shuffle, seed
-        self.epoch = 0
+        self.shuffle, self.seed, self.epoch = shuffle, seed, 0
         self.skipped = 0  # batches of the epoch that are not needed
-        repeats = data.mixture.repeats(data.pairs_of_corpora())
-        self.pools = divide(data.shards, repeats, seed, max(pool, num_processes))
+        self.pools = divide(data, seed, max(pool, num_processes))
         if not any(self.pools):
             raise UserError("The weights of the corpora leave no sentence pairs.", field="weights")
+        self.parts = [(data.shards[part.shard], part.pairs) for parts in self.pools for part in parts]
         data.most_open = max(data.most_open, *map(len, self.pools))
-        self.counts = [self.count(pool) for pool in self.pools]
+        self.counts = []  # of batches, which depend on the lengths alone
+        for parts in self.pools:
+            _, *lengths = self.read(parts)
+            batches = len(limits.cut(*np.unique(combined(*lengths), return_counts=True)))
+            self.counts.append(-(-batches // num_processes) * num_processes)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
@@ -307,15 +266,14 @@ class PooledBatchSampler(Sampler[list[int]]):
     @property
     def tokens(self) -> int:
         """Number of source and target tokens of an epoch; about, if only a part of a shard is read."""
-        parts = ((self.data.shards[part.shard], part.pairs) for pool in self.pools for part in pool)
-        return round(sum((shard.source_tokens + shard.target_tokens) * pairs / shard.pairs for shard, pairs in parts))
+        return round(sum((own.source_tokens + own.target_tokens) * pairs / own.pairs for own, pairs in self.parts))
 
     def drawn_pairs(self) -> list[int]:
         """Return the number of pairs that an epoch reads from each corpus."""
-        pairs = [0] * len(self.data.manifest["corpora"])
-        for part in (part for pool in self.pools for part in pool):
-            pairs[self.data.shards[part.shard].corpus] += part.pairs
-        return pairs
+        drawn = [0] * len(self.data.manifest["corpora"])
+        for record, pairs in self.parts:
+            drawn[record.corpus] += pairs
+        return drawn
 
     def __len__(self) -> int:
         return sum(self.counts)
@@ -328,19 +286,14 @@ class PooledBatchSampler(Sampler[list[int]]):
             passed += self.counts[pool]
             if passed <= skipped:
                 yield from ([] for _ in range(self.counts[pool]))  # nothing is read
-            else:
-                yield from self.batches(pool)
-
-    def batches(self, pool: int) -> Iterator[list[int]]:
-        """Yield the batches of a pool."""
-        rows, *lengths = self.read(self.pools[pool])
-        # The only pool has the batches of data in memory.
-        seed = self.seed if len(self.pools) == 1 else (self.seed, pool)
-        settings = {**vars(self.limits), "num_processes": self.num_processes, "shuffle": self.shuffle, "seed": seed}
-        sampler = TokenBatchSampler(*lengths, **settings)
-        sampler.set_epoch(self.epoch)
-        for batch in sampler.batches():
-            yield rows[batch].tolist()
+                continue
+            rows, *lengths = self.read(self.pools[pool])
+            # The only pool has the batches of data in memory.
+            seed = self.seed if len(self.pools) == 1 else (self.seed, pool)
+            settings = {**vars(self.limits), "num_processes": self.num_processes, "shuffle": self.shuffle, "seed": seed}
+            sampler = TokenBatchSampler(*lengths, **settings)
+            sampler.set_epoch(self.epoch)
+            yield from (rows[batch].tolist() for batch in sampler.batches())
 
     def read(self, pool: Sequence[Part]) -> list[np.ndarray]:
         """Return the rows of a pool in the data, the lengths of their sources and those of their targets."""
@@ -353,25 +306,22 @@ class PooledBatchSampler(Sampler[list[int]]):
             columns.append((rows + first, *(lengths[rows] for lengths in self.data.lengths(shard))))
         return list(map(np.concatenate, zip(*columns, strict=True)))
 
-    def count(self, pool: Sequence[Part]) -> int:
-        """Return the number of batches of a pool, which depends on the lengths alone."""
-        _, sources, targets = self.read(pool)
-        ends = self.limits.cut(*np.unique(combined(sources, targets), return_counts=True))
-        return -(-len(ends) // self.num_processes) * self.num_processes
 
-
-def divide(shards: Sequence[ShardRecord], repeats: Sequence[float], seed: int, pool: int) -> list[list[Part]]:
+def divide(data: ShardedDataset, seed: int, pool: int) -> list[list[Part]]:
     """
     Divide shards, each as often as its corpus is repeated, into pools of at least `pool` pairs, if there are as many. A
     fraction of a corpus is made of random shards and a part of one more. The numbers in a pool are ascending.
     """
-    rng = np.random.default_rng([seed, len(shards)])
+    corpora: list[list[tuple[int, int]]] = [[] for _ in data.manifest["corpora"]]
+    for number, record in enumerate(data.shards):
+        corpora[record.corpus].append((number, record.pairs))
+    sizes = [sum(pairs for _, pairs in own) for own in corpora]
+    rng = np.random.default_rng([seed, len(data.shards)])
     drawn: list[Part] = []
-    for corpus in sorted({record.corpus for record in shards}):
-        own = [(number, record.pairs) for number, record in enumerate(shards) if record.corpus == corpus]
-        times = int(repeats[corpus])
+    for own, size, repeats in zip(corpora, sizes, data.mixture.repeats(sizes), strict=True):
+        times = int(repeats)
         drawn += [Part(*shard, turn) for turn in range(times) for shard in own]
-        rest = round((repeats[corpus] - times) * sum(pairs for _, pairs in own))
+        rest = round((repeats - times) * size)
         for shard, pairs in (own[place] for place in rng.permutation(len(own)).tolist()):
             if rest > 0:
                 drawn.append(Part(shard, min(pairs, rest), times))

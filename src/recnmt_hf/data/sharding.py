@@ -12,26 +12,27 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import compress, islice, pairwise
+from itertools import compress, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from .._extras import packages_of_extra
-from .._plain_text import is_blank
 from ..errors import UserError
 from .corpora import Corpus
-from .files import digest_of, digest_of_file, lock, open_output
+from .files import digest_of, digest_of_file, lock
 from .languages import main_language
 from .prepared import (
+    KEYS_OF_DUPLICATES,
     LENGTHS,
     TOKENIZED_AT_ONCE,
     TOKENS,
+    ShardSettings,
+    batched,
     count_equal,
-    fitting,
     in_processes,
     tokenize_pairs,
     tokenizer_fingerprint,
@@ -40,20 +41,18 @@ from .prepared import (
 from .records import Sentence
 from .sharded import (
     FORMAT,
-    KEYS_OF_DUPLICATES,
     MANIFEST,
     RAW,
     SHARD,
     SHARDS,
     ShardRecord,
-    ShardSettings,
     open_table,
     read_json,
     read_signed,
     signed,
     write,
 )
-from .text import blank_error, decode_lines, is_plain_file
+from .text import decode_lines, is_plain_file, skip_blank_pairs
 from .tokenizer_pair import TokenizerPair
 from .tree_inputs import TreeEncoder
 
@@ -75,8 +74,7 @@ TOTALS = ("read", "pairs", "source_tokens", "target_tokens", "unknown_tokens")
 Pairs = list[tuple[Sentence, ...]]
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """The lines or rows of a shard: ranges of bytes, which each process reads itself, or the pairs."""
 
     name: str
@@ -92,8 +90,7 @@ def blocks_of(corpus: Corpus, number: int, settings: ShardSettings) -> Iterator[
     places = ((f"{number:03d}-{block:06d}", number, block * size + 1) for block in range(10**9))
     if not files:  # one process has to read the rows
         rows = corpus.rows(settings.source_lang, settings.target_lang, settings.on_empty, tags=False, streaming=True)
-        for place, pairs in zip(places, iter(lambda: list(islice(rows, size)), []), strict=False):
-            yield Block(*place, pairs=pairs)
+        yield from (Block(*place, pairs=pairs) for place, pairs in zip(places, batched(rows, size), strict=False))
         return
     (sources, source_ends), (targets, target_ends) = (line_ends(path, size) for path in files)
     if sources != targets:
@@ -138,71 +135,53 @@ class ShardMaker:
 
     def make(self, block: Block) -> ShardRecord:
         """Read, check, filter and tokenize a block, and write its shard, if any pair remains, and its record."""
-        record = ShardRecord(block.name, block.corpus, 0)
-        removed = Counter[str]()
-        tables = []
-        for pairs in self.batches(block):
-            tables.append(self.table(pairs, block, block.first + record.read, removed))
-            record.read += len(pairs)
+        lines, pairs = self.read(block)
+        record, removed, tables = ShardRecord(block.name, block.corpus, lines), Counter(empty=lines), []
+        for batch in batched(pairs, TOKENIZED_AT_ONCE):
+            removed["empty"] -= len(batch)
+            tables.append(self.table(batch, self.corpora[block.corpus], removed))
         record.removed = {reason: count for reason, count in sorted(removed.items()) if count}
-        self.save(record, pa.Table.from_batches(tables), is_raw=self.settings.deduplicate is not None)
+        if tables:
+            self.save(record, pa.Table.from_batches(tables), self.path(record.name))
         write(self.folder / f"{record.name}.json", json.dumps(signed(asdict(record))).encode())
         return record
 
-    def batches(self, block: Block) -> Iterator[Pairs]:
-        """Yield the pairs of a block in batches; lines of plain text files are read now."""
-        pairs: Iterator[tuple[Sentence, ...]] = iter(block.pairs or ())
-        if block.ranges:
-            sides = []
-            for path, (start, end) in zip(plain_files(self.corpora[block.corpus]), block.ranges, strict=True):
-                with open(path, "rb") as file:
-                    file.seek(start)
-                    sides.append(decode_lines(file.read(end - start), path, block.first).removesuffix("\n").split("\n"))
-            sources, targets = ([line.strip() for line in side] for side in sides)
-            pairs = zip(map(Sentence, sources), map(Sentence, targets), strict=True)
-        yield from iter(lambda: list(islice(pairs, TOKENIZED_AT_ONCE)), [])
+    def read(self, block: Block) -> tuple[int, Iterator[tuple[Sentence, ...]]]:
+        """Return the number of lines of a block, and its pairs without those with a blank side."""
+        if block.pairs is not None:
+            return len(block.pairs), iter(block.pairs)
+        files, sides = plain_files(self.corpora[block.corpus]), []
+        for path, (start, end) in zip(files, block.ranges, strict=True):
+            with open(path, "rb") as file:
+                file.seek(start)
+                lines = decode_lines(file.read(end - start), path, block.first).removesuffix("\n").split("\n")
+            sides.append([line.strip() for line in lines])
+        rows = enumerate(zip(*sides, strict=True), block.first)
+        pairs = skip_blank_pairs(rows, files, self.settings.on_empty, may_be_empty=True)
+        return len(sides[0]), (tuple(map(Sentence, pair)) for pair in pairs)
 
-    def table(self, pairs: Pairs, block: Block, first: int, removed: Counter[str]) -> pa.RecordBatch:
-        """Return the table of pairs, of which the first is the line `first`, and count those that are removed."""
-        settings, corpus = self.settings, self.corpora[block.corpus]
-
-        def keep(reason: str, fits: list[bool]) -> Pairs:
-            removed[reason] += fits.count(False)
-            return list(compress(pairs, fits))
-
-        if block.ranges:
-            has_text = [not (is_blank(source.text) or is_blank(target.text)) for source, target in pairs]
-            if settings.on_empty == "error" and not all(has_text):
-                wrong = has_text.index(False)
-                place = corpus.source if is_blank(pairs[wrong][0].text) else corpus.target
-                raise blank_error(str(place), first + wrong)
-            pairs = keep("empty", has_text)
+    def table(self, pairs: Pairs, corpus: Corpus, removed: Counter[str]) -> pa.RecordBatch:
+        """Return the table of pairs, and count those that are removed."""
+        settings = self.settings
+        languages = settings.source_lang, settings.target_lang
         if (least := settings.min_language_score) is not None:
-            languages = list(map(main_language, corpus.languages(settings.source_lang, settings.target_lang)))
-            scores = (map(probability, (side.text for side in pair), languages) for pair in pairs)
-            pairs = keep("language", [min(both) >= least for both in scores])
-        pairs = list(map(corpus.tagged, pairs)) if corpus.has_tags else pairs
-        codes = corpus.language_columns(settings.source_lang, settings.target_lang, self.tokenizers)
-        most = settings.max_source_length, settings.max_target_length
-        columns = tokenize_pairs(
-            pairs,
-            codes,
-            self.tokenizers,
-            most if settings.on_long == "truncate" else None,
-            self.trees,
-            links=any(each.alignments for each in self.corpora),  # all shards have the same columns
-        )
-        fits, is_alike = fitting(columns, most, settings.max_length_ratio)
-        removed["too long"] += int((~fits).sum())
-        removed["length ratio"] += int((fits & ~is_alike).sum())
+            main = list(map(main_language, corpus.languages(*languages)))
+            fits = [min(map(probability, map(str, pair), main)) >= least for pair in pairs]
+            removed["language"] += fits.count(False)
+            pairs = list(compress(pairs, fits))
+        pairs, codes = list(map(corpus.tagged, pairs)), corpus.language_columns(*languages, self.tokenizers)
+        links = any(each.alignments for each in self.corpora)  # all shards have the same columns
+        columns, fit, is_alike = tokenize_pairs(pairs, codes, self.tokenizers, settings, self.trees, links)
+        removed["too long"] += int((~fit).sum())
+        removed["length ratio"] += int((fit & ~is_alike).sum())
         small = [name for name, own in zip(TOKENS, self.tokenizers, strict=True) if len(own) <= 2**16]
         types = {name: pa.list_(pa.uint16() if name in small else pa.int32()) for name in sorted(columns)}
         table = {name: pa.array(columns[name], kind) for name, kind in types.items() if name not in LENGTHS}
         if settings.deduplicate is not None:
             table[KEYS] = keys_of(pairs, settings.deduplicate, codes)
-        return pa.record_batch(table).filter(pa.array(fits & is_alike))
+        return pa.record_batch(table).filter(pa.array(fit & is_alike))
 
-    def save(self, record: ShardRecord, table: pa.Table, is_raw: bool = False) -> None:
+    def save(self, record: ShardRecord, table: pa.Table, path: Path) -> None:
         """Write the table of a shard, if it has any pairs, and describe it in its record."""
         sides = [pc.list_flatten(table[name]) for name in TOKENS]
         record.pairs = len(table)
@@ -210,33 +189,31 @@ class ShardMaker:
         record.unknown_tokens = sum(map(count_equal, sides, [own.unk_token_id for own in self.tokenizers]))
         record.bytes, record.sha256 = 0, ""
         if record.pairs:
-            record.save(table, self.path(record.name, is_raw))
+            record.save(table, path)
 
-    def path(self, name: str, is_raw: bool) -> Path:
-        """Return the file of a shard."""
-        return self.folder / f"{name}{RAW if is_raw else SHARD}"
+    def path(self, name: str) -> Path:
+        """Return the file of a shard that was made, whose duplicates are removed later."""
+        return self.folder / f"{name}{SHARD if self.settings.deduplicate is None else RAW}"
 
     def is_made(self, block: Block) -> bool:
         """Return whether a block has an intact record and shard."""
-        content = read_signed(self.folder / f"{block.name}.json")
+        content, path = read_signed(self.folder / f"{block.name}.json"), self.path(block.name)
         if content is None or not content["pairs"]:
             return content is not None
-        path = self.path(block.name, self.settings.deduplicate is not None)
         return path.is_file() and digest_of_file(path) == content["sha256"]
 
     def remove_duplicates(self, records: Sequence[ShardRecord]) -> None:
         """Write shards without the pairs that occurred before, in order. An interrupted removal is repeated."""
         own = [record for record in records if record.pairs]
-
-        def keys_in(number: int) -> np.ndarray:
-            return read_keys(open_table(self.path(own[number].name, is_raw=True))[KEYS])
-
-        firsts = first_occurrences([record.pairs for record in own], keys_in)
-        for record, is_first in zip(own, firsts, strict=True):
-            table = open_table(self.path(record.name, is_raw=True))
+        paths = [self.path(record.name) for record in own]
+        sizes = [record.pairs for record in own]
+        firsts = first_occurrences(sizes, lambda number: read_keys(open_table(paths[number])[KEYS]))
+        for record, path, is_first in zip(own, paths, firsts, strict=True):
+            table = open_table(path)
             record.removed["duplicate"] = int((~is_first).sum())
             names = [name for name in table.schema.names if name != KEYS]
-            self.save(record, pa.Table.from_batches([table.select(names).filter(pa.array(is_first))]))
+            kept = pa.Table.from_batches([table.select(names).filter(pa.array(is_first))])
+            self.save(record, kept, self.folder / f"{record.name}{SHARD}")
 
 
 # -- filters -----------------------------------------------------------------------------------------------------------
@@ -356,8 +333,7 @@ def prepare_shards(
 
     with lock(output / f".part-{part[0]}-of-{part[1]}.lock", field=output):
         if finished is None:
-            with open_output(output / PLAN) as file:
-                json.dump(plan, file, indent=1, ensure_ascii=False)
+            write(output / PLAN, json.dumps(plan, indent=1, ensure_ascii=False).encode())
         for record in in_processes(maker.make, missing(), workers):
             on_shard(record)
         with lock(output / ".manifest.lock", 3600):  # parts may end at the same time
@@ -389,8 +365,7 @@ def finish(plan: Mapping[str, Any], names: Sequence[str], output: Path, maker: S
         if not manifest["pairs"]:
             raise UserError(f"All {manifest['read']} pairs for {output} were removed ({manifest['removed']}).")
         warn_about_unknown(manifest["unknown_tokens"], manifest["source_tokens"] + manifest["target_tokens"])
-        with open_output(output / MANIFEST) as file:
-            json.dump(signed(manifest), file, indent=1, ensure_ascii=False)
+        write(output / MANIFEST, json.dumps(signed(manifest), indent=1, ensure_ascii=False).encode())
     for path in leftovers(maker.folder):
         path.unlink()
     (output / PLAN).unlink(missing_ok=True)

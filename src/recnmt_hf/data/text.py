@@ -179,26 +179,24 @@ def side_by_side(names: Sequence[str | Path], sides: Sequence[Iterator[Any]]) ->
 
 
 def skip_blank_pairs(
-    pairs: Iterable[tuple[int, Row]], places: Sequence[str], on_empty: str, unit: str = "line"
+    pairs: Iterable[tuple[int, Row]],
+    places: Sequence[str],
+    on_empty: str,
+    unit: str = "line",
+    may_be_empty: bool = False,
 ) -> Iterator[Row]:
     """Yield rows without a blank side from their numbers and rows; `places` name the files of all sides."""
     check_value("on_empty", on_empty, Literal[ON_EMPTY])
-    is_empty = True
     for number, pair in pairs:
         blank = [place for place, text in zip(places, pair, strict=True) if is_blank(str(text))]
         if not blank:
-            is_empty = False
+            may_be_empty = True
             yield pair
         elif on_empty == "error":
-            raise blank_error(blank[0], number, unit)
-    if is_empty:
+            remedy = "Remove the pair from both sides, or skip such pairs with on_empty: skip"
+            raise UserError(f"{blank[0]}, {unit} {number}: blank sentence. {remedy}.", field=blank[0])
+    if not may_be_empty:
         raise UserError(f"{' and '.join(dict.fromkeys(places))} contains no sentence pairs.", field=places[0])
-
-
-def blank_error(place: str, number: int, unit: str = "line") -> UserError:
-    """Return the error for a pair with a blank side in the file `place`."""
-    remedy = "Remove the pair from both sides, or skip such pairs with on_empty: skip"
-    return UserError(f"{place}, {unit} {number}: blank sentence. {remedy}.", field=place)
 
 
 def read_tsv(path: str | Path) -> Iterator[tuple[int, SentencePair]]:

@@ -20,7 +20,8 @@ from transformers.utils import logging
 
 from ..data.corpora import Corpus
 from ..data.files import open_output
-from ..data.sharded import Mixture, ShardSettings, load_manifest
+from ..data.prepared import ShardSettings
+from ..data.sharded import Mixture, load_manifest
 from ..errors import UserError
 from ..inference.options import DecodingOptions
 from ..metrics.bleu import bleu_tokenizer

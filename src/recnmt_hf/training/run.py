@@ -20,7 +20,8 @@ from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTraine
 
 from .._bounded_reading import read_small_text
 from ..data.files import open_output, remove
-from ..data.sharded import ShardedDataset, ShardSettings
+from ..data.prepared import ShardSettings
+from ..data.sharded import ShardedDataset
 from ..data.tree_inputs import TREE_INPUTS
 from ..errors import UserError
 from ..inference.devices import keep_freed_memory

@@ -11,7 +11,7 @@ import torch
 
 from .._loading_errors import folder_of_model
 from ..data.corpora import Corpus, parse_corpora
-from ..data.sharded import KEYS_OF_DUPLICATES
+from ..data.prepared import KEYS_OF_DUPLICATES
 from ..data.text import ON_EMPTY, ON_LONG
 from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES, check_tags
 from ..errors import UserError, short_repr
