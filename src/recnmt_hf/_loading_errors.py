@@ -1,4 +1,4 @@
-"""Places and files of models, and plain errors for models and tokenizers that cannot be loaded."""
+"""Places and files of models, read within bounds, and plain errors for what cannot be loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import MissingFileError, UserError
 
@@ -15,6 +15,8 @@ from .errors import MissingFileError, UserError
 FINAL = "model"
 # Maximum number of characters of a quoted reason.
 LONGEST = 240
+# Limit of files that are read as a whole. Without it, a link to a device such as /dev/zero would fill the memory.
+MAX_BYTES = 2**26
 # Arguments of `from_pretrained` that also apply to single files.
 PLACE_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only")
 
@@ -40,6 +42,23 @@ def optional_file(path: str | Path, name: str, **kwargs: Any) -> Path | None:
     place = {key: value for key, value in kwargs.items() if key in PLACE_ARGUMENTS}
     with explained_loading(path, f"{name} of"):
         return Path(str(cached_file(str(path), name, **place))) if has_file(str(path), name, **place) else None
+
+
+def read_bounded(file: IO[bytes], name: str, most: int = MAX_BYTES) -> bytes:
+    """Read the rest of an open file; `UserError` if it has more than `most` bytes, before they fill the memory."""
+    parts: list[bytes] = []
+    while part := file.read(2**20):
+        most -= len(part)
+        if most < 0:
+            raise UserError(f"{name} is larger than any file of this kind, or expands to more.", field=name)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def read_small_text(path: str | Path) -> str:
+    """Read a file of UTF-8 text; `UserError` if it is larger than [`MAX_BYTES`], and the errors of `Path.read_text`."""
+    with open(path, "rb") as file:
+        return read_bounded(file, str(path)).decode()
 
 
 @contextmanager

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._extras import packages_of_extra
 from ..data.files import open_output
-from ..errors import UserError
+from ..errors import UserError, packages_of_extra
 from ..inference.attention_links import WordAlignment
 from ..metrics.alignment import GoldAlignment
 

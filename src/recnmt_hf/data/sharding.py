@@ -20,8 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .._extras import packages_of_extra
-from ..errors import UserError
+from ..errors import UserError, packages_of_extra
 from .corpora import Corpus
 from .files import digest_of, digest_of_file, lock
 from .languages import main_language

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase
 
-from .._bounded_reading import read_small_text
-from .._loading_errors import optional_file
+from .._loading_errors import optional_file, read_small_text
 from .._plain_text import encode_plain, is_blank
 from ..errors import UserError, short_repr
 from ..models.user_errors import masked

@@ -11,10 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from .._extras import packages_of_extra
 from .._plain_text import is_blank
 from ..analysis.subjects import load_function
-from ..errors import UserError
+from ..errors import UserError, packages_of_extra
 from ..hub.card import duration
 from ..inference.attention_links import WordAlignment
 from .limits import Limits

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from .._extras import packages_of_extra
+from ..errors import packages_of_extra
 from .limits import Limits
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from transformers import MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
-from .._extras import packages_of_extra
 from .._loading_errors import explained_loading, looks_local
 from ..data.files import open_output_folder
 from ..data.tokenization import load_unchecked
 from ..data.tokenizer_pair import TokenizerPair, stamp_tokenizers
+from ..errors import packages_of_extra
 from ..inference.loading import check_loading, silence_loading_report
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration

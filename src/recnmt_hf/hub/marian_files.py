@@ -13,13 +13,12 @@ import torch
 import yaml
 from transformers import GenerationConfig, MarianTokenizer, PreTrainedTokenizerBase
 
-from .._bounded_reading import read_bounded
-from .._extras import packages_of_extra
+from .._loading_errors import read_bounded
 from ..data.files import open_output, open_output_folder
 from ..data.languages import list_names
 from ..data.text import open_bytes
 from ..data.tokenizer_pair import TokenizerPair
-from ..errors import UserError
+from ..errors import UserError, packages_of_extra
 from ..inference.backends.torch_model import check_weights
 from ..inference.model_settings import start_id
 from ..models.configuration_nmt_transformer import NMTTransformerConfig

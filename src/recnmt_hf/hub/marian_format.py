@@ -14,8 +14,7 @@ import numpy as np
 import torch
 import yaml
 
-from .._bounded_reading import MAX_BYTES, read_bounded
-from .._loading_errors import shorten
+from .._loading_errors import MAX_BYTES, read_bounded, shorten
 from ..data.text import is_url, open_bytes
 from ..errors import UserError
 from ..models.configuration_nmt_transformer import NMTTransformerConfig

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 from transformers import EncoderDecoderCache
 
-from .._extras import packages_of_extra
 from ..data.files import open_output_folder
-from ..errors import UserError, short_repr
+from ..errors import UserError, packages_of_extra, short_repr
 from ..inference.backends.onnx_model import (
     DECODER,
     ENCODER,

@@ -14,11 +14,10 @@ from huggingface_hub import HfApi, SpaceCard, SpaceCardData
 from packaging.requirements import Requirement
 
 from .. import __version__
-from .._extras import packages_of_extra
 from .._loading_errors import looks_local
 from .._plain_card import CARD
 from ..data.files import open_output_folder
-from ..errors import UserError, short_repr
+from ..errors import UserError, packages_of_extra, short_repr
 from ..models.user_errors import masked
 from ..training.evidence import EVIDENCE, Evidence
 from .checked_copy import model_folder, short_name, write_checked_copy

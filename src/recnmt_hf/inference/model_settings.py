@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import hf_hub_download
 from transformers import GenerationConfig
 
-from .._bounded_reading import read_small_text
-from .._loading_errors import looks_local
+from .._loading_errors import looks_local, read_small_text
 from ..errors import UserError
 
 

@@ -15,10 +15,9 @@ import evaluate
 import sacrebleu
 from sacrebleu.metrics.base import Metric as SacreMetric
 
-from .._extras import packages_of_extra
 from .._plain_text import count_words
 from ..data.languages import main_language
-from ..errors import UserError, short_repr
+from ..errors import UserError, packages_of_extra, short_repr
 from ..options import check_value
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sacrebleu.metrics.base import Metric as SacreMetric
 from sacrebleu.metrics.base import Score, Signature
 
-from .._extras import packages_of_extra
+from ..errors import packages_of_extra
 from ..options import check_value
 from .bleu import MetricScore, References, TextMetric, score_with, sets_of
 

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from .._bounded_reading import read_small_text
+from .._loading_errors import read_small_text
 from .._plain_card import CARD, write_plain_card
 from ..data.files import digest_of_file, open_output_folder
 from ..errors import MissingFileError, UserError, short_repr

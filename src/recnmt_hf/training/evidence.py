@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from .. import __version__
-from .._bounded_reading import read_small_text
-from .._loading_errors import folder_of_model, shorten
+from .._loading_errors import folder_of_model, read_small_text, shorten
 from ..data.files import locked_file, open_output
 from ..errors import UserError
 from ..inference.model_settings import EVIDENCE as EVIDENCE

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .._bounded_reading import read_small_text
 from .._loading_errors import FINAL as FINAL
+from .._loading_errors import read_small_text
 from ..data.files import PREFIX, lock, remove, remove_abandoned
 from ..data.tokenizer_pair import TARGET_TOKENIZER
 from ..data.tree_inputs import RELATIONS_FILE

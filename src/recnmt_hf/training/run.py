@@ -18,7 +18,7 @@ import transformers
 from datasets import Dataset
 from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedModel, set_seed
 
-from .._bounded_reading import read_small_text
+from .._loading_errors import read_small_text
 from ..data.files import open_output, remove
 from ..data.prepared import ShardSettings
 from ..data.sharded import ShardedDataset

@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from ..._bounded_reading import read_small_text
-from ..._extras import packages_of_extra
+from ..._loading_errors import read_small_text
 from ...data.records import TokenRows
 from ...data.tokenizer_pair import TokenizerPair
-from ...errors import UserError
+from ...errors import UserError, packages_of_extra
 from ...models.configuration_nmt_transformer import NMTTransformerConfig
 from ..model_settings import end_ids, read_export_settings
 from ..options import DecodingOptions, unusual_settings

@@ -10,8 +10,7 @@ import torch
 from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from ..._extras import packages_of_extra
-from ...errors import UserError
+from ...errors import UserError, packages_of_extra
 from ...models.decoder_cache import spread_over_beams
 from ...models.seq2seq_outputs import CACHE, takes_cache
 from ..devices import resolve_device
