@@ -44,9 +44,17 @@ from recnmt_hf.data.text import tsv
 from recnmt_hf.data.tokenization import END, PAD, SPECIAL_TOKENS, UNKNOWN
 from recnmt_hf.errors import UserError
 from recnmt_hf.inference.devices import keep_freed_memory
-from recnmt_hf.training.checkpoints import MANIFEST, discard, mark_complete, newest_intact_checkpoint, numbered_in
+from recnmt_hf.training.checkpoints import (
+    FINAL,
+    MANIFEST,
+    RECIPE,
+    discard,
+    locked,
+    mark_complete,
+    newest_intact_checkpoint,
+    numbered_in,
+)
 from recnmt_hf.training.evidence import sum_of_lines
-from recnmt_hf.training.output_folder import FINAL, RECIPE, locked
 from recnmt_hf.training.processes import Processes, logger, settings_of_one_run
 
 

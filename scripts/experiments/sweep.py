@@ -34,10 +34,18 @@ from recnmt_hf.errors import MissingFileError, UserError
 from recnmt_hf.families import FAMILIES, PaperTable
 from recnmt_hf.models.user_errors import masked
 from recnmt_hf.options import MOST_SEED, check_value
-from recnmt_hf.training.checkpoints import newest_checkpoint, newest_intact_checkpoint, state_of
+from recnmt_hf.training.checkpoints import (
+    FINAL,
+    RECIPE,
+    RESULTS,
+    locked,
+    mapping_in,
+    newest_checkpoint,
+    newest_intact_checkpoint,
+    state_of,
+)
 from recnmt_hf.training.evidence import Evidence, differences, without_private
 from recnmt_hf.training.metrics import TEXT_METRICS
-from recnmt_hf.training.output_folder import FINAL, RECIPE, RESULTS, locked, mapping_in
 from recnmt_hf.training.plan import Plan, build_on_meta, model_on_meta, values_of
 from recnmt_hf.training.processes import Processes, logger
 from recnmt_hf.training.recipe_yaml import load_yaml, read_yaml

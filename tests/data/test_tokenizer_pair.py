@@ -8,7 +8,6 @@ from user_errors import rejects
 import recnmt_hf
 from recnmt_hf.data import Relations, TokenizerPair
 from recnmt_hf.data.tokenizer_pair import stamp_tokenizers
-from recnmt_hf.training.inputs import delete_tokenizers, save_tokenizers
 
 
 RELATIONS = Relations(("<unk>", "root", "<piece>"))
@@ -56,13 +55,3 @@ def test_a_pair_is_checked_against_a_model(tokenizer, separate):
         TokenizerPair(separate.source).check(model)
     with rejects("Use tokenizers with the same padding"):
         separate.check_padding(7)
-
-
-def test_tokenizers_of_a_run_are_saved_together(tokenizer, separate, tmp_path):
-    for pair in (separate, TokenizerPair(tokenizer)):
-        save_tokenizers(pair, tmp_path)
-        found = TokenizerPair.load(tmp_path, source_subfolder="tokenizer")
-        assert found.is_joint == pair.is_joint
-        assert [side.get_vocab() for side in found] == [side.get_vocab() for side in pair]
-    delete_tokenizers(tmp_path)
-    assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ from user_errors import rejects
 from recnmt_hf.commands.main import main
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.options import members, options_of
-from recnmt_hf.training import output_folder, recipe_yaml, sections
+from recnmt_hf.training import checkpoints, recipe_yaml, sections
 from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.building import ModelSection
 from recnmt_hf.training.guided_alignment import GuidedAlignment
@@ -210,7 +210,7 @@ def test_repeated_aliases_take_no_time(tmp_path, line):
     path.write_text("\n".join(["m0: &m0 {a: 1}", *levels]))
     with rejects("aliases that repeat more than 100,000 values", field=str(path)):
         recipe_yaml.read_yaml(path)
-    assert output_folder.mapping_in(path) == {}
+    assert checkpoints.mapping_in(path) == {}
 
 
 # -- directions of metrics ---------------------------------------------------------------------------------------------

@@ -83,7 +83,6 @@ def steps_in(run):
 
 
 def test_manifest_holds_sizes_and_sums_of_all_files(folder):
-    (folder / "left.partial").write_text("of a run that was killed")
     mark_complete(folder)  # once more: the manifest does not list itself
     assert manifest_of(folder) == {
         "files": {name: len(content) for name, content in FILES.items()},

@@ -20,7 +20,7 @@ from user_errors import rejects
 
 from recnmt_hf.commands.main import main
 from recnmt_hf.errors import ExistingFileError
-from recnmt_hf.training import output_folder
+from recnmt_hf.training import checkpoints
 from recnmt_hf.training.arguments import training_options
 from recnmt_hf.training.checkpoints import (
     MANIFEST,
@@ -271,8 +271,8 @@ def test_damage_of_unchanged_size(finished, run, capsys):
 
 
 def test_a_run_excludes_others_but_not_readers(finished, run):
-    patience = mock.patch.object(output_folder, "LOCK_PATIENCE", 0.2)
-    with output_folder.locked(run):
+    patience = mock.patch.object(checkpoints, "LOCK_PATIENCE", 0.2)
+    with checkpoints.locked(run):
         average_checkpoints([folder for _, folder in checkpoints_in(run)], run.parent / "mean")
         with patience, rejects(f"process {os.getpid()} on ", field=str(run)):
             train(small(finished), run, overwrite=True)
@@ -313,7 +313,7 @@ def test_foreign_files_stay(finished, run, in_run, demand, files):
     assert contents(folder) == before
 
 
-def test_an_overwritten_run_returns_if_the_new_one_fails_before_training(finished, run, tmp_path):
+def test_an_overwritten_run_stays_if_the_new_one_cannot_start(finished, run, tmp_path):
     (tmp_path / "empty.tsv").write_text("")
     before, wrong = contents(run), {"train": [{"tsv": str(tmp_path / "empty.tsv")}]}
     settings = small(finished).to_dict()
@@ -321,8 +321,12 @@ def test_an_overwritten_run_returns_if_the_new_one_fails_before_training(finishe
     with rejects("contains no sentence pairs"):
         train(Recipe(**settings), run, overwrite=True)
     assert contents(run) == before
-    assert output_folder.claim_output(run, resume=False, overwrite=True)  # and is killed
-    assert output_folder.claim_output(run, resume=True, overwrite=False) is False and contents(run) == before
+    with (
+        mock.patch("recnmt_hf.training.run.TranslationTrainer.train", side_effect=InterruptedError),
+        pytest.raises(InterruptedError),
+    ):
+        train(small(finished), run, overwrite=True)
+    assert sorted(path.name for path in run.iterdir()) == ["recipe.yaml", "run.json"]
 
 
 @pytest.mark.parametrize("remaining", ["recipe.yaml", "checkpoint-4"])
@@ -330,11 +334,10 @@ def test_signs_of_a_run(run, remaining):
     for path in run.iterdir():
         if path.name not in (remaining, "model"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert not output_folder.claim_output(run, resume=True, overwrite=False)
+    for demand in ({"resume": True}, {"overwrite": True}):
+        checkpoints.check_output(run, **{"resume": False, "overwrite": False, **demand})
     with rejects(field=str(run), kind=ExistingFileError):
-        output_folder.claim_output(run, resume=False, overwrite=False)
-    assert output_folder.claim_output(run, resume=False, overwrite=True)
-    assert [path.name for path in run.iterdir()] == [output_folder.ASIDE]
+        checkpoints.check_output(run, resume=False, overwrite=False)
 
 
 def test_a_new_run_that_fails_before_training_leaves_nothing(finished, tmp_path):

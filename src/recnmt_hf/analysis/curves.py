@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..training.checkpoints import newest_checkpoint, state_of
+from ..training.checkpoints import BASELINE, RECIPE, mapping_in, newest_checkpoint, state_of
 from ..training.evidence import Evidence, curve_of, without_private
-from ..training.output_folder import BASELINE, RECIPE, mapping_in
 from .plots import QUANTITIES, line_panels
 
 

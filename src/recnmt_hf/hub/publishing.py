@@ -22,8 +22,8 @@ from ..data.files import open_output_folder
 from ..data.tree_inputs import RELATIONS_FILE
 from ..errors import UserError
 from ..models.user_errors import remember_secrets
+from ..training.checkpoints import RECIPE
 from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, without_private
-from ..training.output_folder import RECIPE
 from ..training.processes import logger
 from ..training.recipe import Recipe
 from ..training.recipe_yaml import dump_yaml

@@ -1,4 +1,4 @@
-"""Checkpoints: manifests of complete ones, faults of damaged ones, rotation, and averages of several."""
+"""Folders of runs: names, the lock and what may be deleted; checkpoints, their manifests and averages of several."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -16,19 +17,35 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from .._loading_errors import FINAL as FINAL
 from .._loading_errors import read_small_text
 from .._plain_card import CARD, write_plain_card
-from ..data.files import digest_of_file, open_output_folder
-from ..errors import MissingFileError, UserError, short_repr
+from ..data.files import PREFIX, digest_of_file, lock, open_output_folder, remove
+from ..errors import ExistingFileError, MissingFileError, UserError, short_repr
 from ..families import MODEL_TYPES
 from ..inference.model_settings import EVIDENCE
 from .metrics import higher_is_better
+from .processes import logger
+from .recipe import SECTIONS
+from .recipe_yaml import load_yaml
 
 
-MANIFEST = "complete.json"
-# Folder of a finished model with its translations of test sets, NAME.LANGUAGE.
-TRANSLATIONS = "translations"
-PARTIAL = ".partial"
+RECIPE, RECORD, RESULTS = "recipe.yaml", "run.json", "results.json"
+DATA, LOCK = "data", ".lock"
+# Folder of the first of two stages, with the checkpoints of its baseline.
+BASELINE = "baseline"
+# A final model that is not complete.
+PARTIAL_FINAL = f"{FINAL}.partial"
+# File of a complete checkpoint; folder of a finished model with its translations of test sets, NAME.LANGUAGE.
+MANIFEST, TRANSLATIONS = "complete.json", "translations"
+# Seconds that the processes of a killed run may need to end.
+LOCK_PATIENCE = 3.0
+
+# Names that runs give to files and folders, those of old versions last, except to prepared data and the lock.
+_OF_RUNS = re.compile(
+    rf"checkpoint-\d+|{FINAL}(\.partial|\.old)?|{FINAL}-[\w.-]+\.\w+|recipe\.yaml|(run|results|relations)\.json|runs|"
+    r"\.overwritten|\..+\.partial|(target_)?tokenizer|tokenizers\.partial"
+)
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # Files of a checkpoint that only resuming needs.
 _TRAINING_STATE = re.compile(
@@ -37,25 +54,89 @@ _TRAINING_STATE = re.compile(
 _NOT_COPIED = ("*.safetensors*", "*.pt", "*.pth", "*.bin", "*.md", "trainer_state.json")  # into an average
 
 
+# -- output folders ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Exclude other runs from a folder, which exists meanwhile. Reading stays possible."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with lock(folder / LOCK, LOCK_PATIENCE, folder) as unsupported:
+            if unsupported is not None:
+                remedy = f"Make sure that no other run writes into {folder}."
+                logger.info(f"{folder / LOCK} cannot be locked ({unsupported.strerror}). {remedy}")
+            yield
+    finally:
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
+
+
+def mapping_in(path: Path) -> dict[str, Any]:
+    """Read a mapping from a YAML or JSON file; empty if there is none that can be read."""
+    if not path.is_file():  # reading a pipe would block
+        return {}
+    try:
+        content = load_yaml(read_small_text(path), str(path))  # JSON is YAML
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def check_output(output_dir: Path, resume: bool, overwrite: bool) -> None:
+    """
+    Raise `ExistingFileError` for an earlier run that is neither resumed nor overwritten, and for files of other
+    programs: a run has a recipe with all sections, or a checkpoint with a manifest. Names alone prove nothing.
+    """
+    paths = content_of(output_dir)
+    if not paths:
+        return
+    places = (output_dir, output_dir / BASELINE)
+    is_run = set(SECTIONS) <= mapping_in(output_dir / RECIPE).keys()
+    is_run = is_run or any(any(place.glob(f"checkpoint-*/{MANIFEST}")) for place in places)
+    foreign = [path for path in paths if overwrite and not is_of_run(path)]
+    some = ", ".join(path.name for path in (foreign or paths)[:4])
+    if not resume and not overwrite:
+        remedy = "Use another folder, --resume, or --overwrite (deletes the run)."
+        raise ExistingFileError(f"{output_dir} is not empty ({some}). {remedy}", field=output_dir)
+    if not is_run or foreign:
+        reason = "contains files that recnmt did not create" if foreign else "is not a training run"
+        raise ExistingFileError(f"{output_dir} {reason} ({some}); nothing was deleted.", field=output_dir)
+
+
+def content_of(output_dir: Path) -> list[Path]:
+    """Return the content of an output folder, the recipe last, without data, the lock and unfinished files."""
+    paths = (path for path in output_dir.iterdir() if path.name not in (DATA, LOCK))
+    return sorted((path for path in paths if not path.name.startswith(PREFIX)), key=lambda path: path.name == RECIPE)
+
+
+def is_of_run(path: Path) -> bool:
+    """Return whether a path has a name that runs give; a baseline's folder has nothing else than its checkpoints."""
+    return all(map(is_of_run, path.iterdir())) if path.name == BASELINE else bool(_OF_RUNS.fullmatch(path.name))
+
+
+def delete_run(output_dir: Path) -> None:
+    """Delete the files of a run, its recipe last, so that a killed deletion can be repeated."""
+    for path in filter(is_of_run, content_of(output_dir)):
+        remove(path)
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
 def mark_complete(folder: str | Path) -> None:
     """
     Write the manifest that marks a checkpoint as complete: names, sizes and SHA-256 sums of its files. It is written
     last and moved into place atomically, so an interrupted checkpoint never has one. It does not cover the card, which
     `recnmt publish --card-only` may replace at any time.
     """
-    folder = Path(folder)
-    files = {
-        str(file.relative_to(folder)): file
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and file not in (folder / MANIFEST, folder / CARD) and file.suffix != PARTIAL
-    }
-    manifest = {"files": {name: file.stat().st_size for name, file in files.items()}, "sha256": sums_of(files)}
-    partial = folder / f"{MANIFEST}{PARTIAL}"
-    with partial.open("w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, folder / MANIFEST)
+    paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    files = {str(path.relative_to(folder)): path for path in paths}
+    files = {name: path for name, path in files.items() if name not in (MANIFEST, CARD)}
+    manifest = {"files": {name: path.stat().st_size for name, path in files.items()}, "sha256": sums_of(files)}
+    partial = Path(folder) / f"{MANIFEST}.partial"
+    partial.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    os.replace(partial, Path(folder) / MANIFEST)
 
 
 def sums_of(files: dict[str, Path]) -> dict[str, str]:
@@ -78,7 +159,7 @@ def faults_of(folder: str | Path, contents: bool = True, training_state: bool = 
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [f"{MANIFEST} cannot be read ({error})"]
     # Manifests of earlier versions may list the card, and their own partial file.
-    names = [name for name in sizes if name != CARD and not name.endswith(PARTIAL)]
+    names = [name for name in sizes if name != CARD and not name.endswith(".partial")]
     names = [name for name in names if training_state or not _TRAINING_STATE.search(name)]
     found = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
     whole = {name: folder / name for name in names if found.get(name) == sizes[name]}
@@ -122,8 +203,7 @@ def newest_intact_checkpoint(run: str | Path, report: Callable[[str], None]) -> 
 
 def discard(folder: str | Path) -> None:
     """Delete a checkpoint, its manifest first, so that a half-deleted checkpoint is never complete."""
-    folder = Path(folder)
-    (folder / MANIFEST).unlink(missing_ok=True)
+    (Path(folder) / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -181,6 +261,9 @@ def rotate_checkpoints(args: Any) -> None:
     for _, folder in numbered_in(args.folder):
         if folder not in keep:
             discard(folder)
+
+
+# -- averages ----------------------------------------------------------------------------------------------------------
 
 
 def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Path:

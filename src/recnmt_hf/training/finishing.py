@@ -26,9 +26,17 @@ from ..inference.loading import load_model
 from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
 from ..options import stated
-from .checkpoints import average_checkpoints, checkpoints_in, choose_checkpoints, state_of, steps_of
+from .checkpoints import (
+    FINAL,
+    PARTIAL_FINAL,
+    RESULTS,
+    average_checkpoints,
+    checkpoints_in,
+    choose_checkpoints,
+    state_of,
+    steps_of,
+)
 from .evidence import Evidence, average_of, curve_of, differences, hardware, versions, without_private
-from .output_folder import FINAL, PARTIAL_FINAL, RESULTS
 from .plan import Plan
 from .processes import logger
 from .recipe import AVERAGE
@@ -50,7 +58,6 @@ def finish(plan: Plan, trainer: TranslationTrainer) -> None:
     if len(chosen) < plan.average:
         logger.info(f"The run has fewer checkpoints than average.count={plan.average}.")
     final, working = output_dir / FINAL, output_dir / PARTIAL_FINAL
-    remove(working)
     is_resumed = trainer.state.global_step == trainer.steps_before  # without a step
     if is_resumed and is_average(final, names, steps_of(checkpoints_in(output_dir)[-1][1])):
         with Evidence.changing(final) as evidence:  # its speed and other scores stay

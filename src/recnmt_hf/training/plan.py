@@ -28,9 +28,9 @@ from ..metrics.bleu import bleu_tokenizer
 from ..models.user_errors import masked
 from .arguments import TranslationTrainingArguments
 from .building import Architecture, build_config, with_fields_of
+from .checkpoints import BASELINE, RECIPE, mapping_in
 from .guided_alignment import GuidedAlignment
 from .metrics import BY_METRIC, TextScorer
-from .output_folder import BASELINE, RECIPE, mapping_in
 from .processes import logger
 from .recipe import NO_EFFECT, Recipe
 from .recipe_yaml import dump_yaml

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import transformers
 from datasets import Dataset
-from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, PreTrainedModel, set_seed
+from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, set_seed
 
 from .._loading_errors import read_small_text
 from ..data.files import open_output, remove
@@ -26,12 +26,11 @@ from ..data.tree_inputs import TREE_INPUTS
 from ..errors import UserError
 from ..inference.devices import keep_freed_memory
 from ..options import stated
-from . import checkpoints, output_folder
+from . import checkpoints
 from .building import generation_config, stage_configs
-from .checkpoints import newest_checkpoint, rotate_checkpoints, steps_of
+from .checkpoints import BASELINE, FINAL, MANIFEST, PARTIAL_FINAL, RECIPE, RECORD, mapping_in, steps_of
 from .finishing import finish
-from .inputs import Inputs, changes_of, delete_tokenizers, prepare_inputs
-from .output_folder import BASELINE, RECIPE, RECORD, mapping_in
+from .inputs import Inputs, changes_of, prepare_inputs
 from .plan import Plan, Stage, dry_run, identity_of, values_of
 from .processes import Processes, logger, settings_of_one_run
 from .recipe import TRAINING_OPTIONS, Recipe, check_planned_steps
@@ -42,14 +41,15 @@ from .trainer import TranslationTrainer
 def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrite: bool = False) -> Path:
     """
     Train a model. A killed run resumes from its newest intact checkpoint; on CPU the result is bit-identical to an
-    uninterrupted run.
+    uninterrupted run. Nothing but prepared data is written before the data is ready and the training can start.
 
     Args:
         recipe ([`Recipe`]): The recipe.
         output_dir (`str` or `Path`): Folder of the checkpoints, and of the final model in its subfolder `model`. With
             `training.baseline_steps` its subfolder `baseline` has the checkpoints of the first stage.
         resume (`bool`, *optional*, defaults to `False`): Resume from the newest intact checkpoint, if there is one.
-        overwrite (`bool`, *optional*, defaults to `False`): Delete an earlier run in the folder.
+        overwrite (`bool`, *optional*, defaults to `False`): Delete an earlier run in the folder, once the new one can
+            start.
 
     Returns:
         The folder of the final model.
@@ -59,152 +59,145 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         UserError, FileNotFoundError: The recipe or data is wrong or differs from that of the resumed run, another run
             writes into the folder, or the disk is full.
     """
-    training = recipe.training
+    training, folder = recipe.training, Path(output_dir)
     if training.runs_on_cpu:
         keep_freed_memory()
-    run = Run(Path(output_dir), Processes(training.runs_on_cpu, training.ddp_timeout, training.ddp_backend))
-    with run.claimed(resume, overwrite):
-        plan = Plan.of(recipe, run.folder, run.checkpoint)
+    processes = Processes(training.runs_on_cpu, training.ddp_timeout, training.ddp_backend)
+    with ExitStack() as context:
+
+        def claim() -> Path | None:
+            context.enter_context(checkpoints.locked(folder))
+            checkpoints.check_output(folder, resume, overwrite)
+            return checkpoint_to_resume(folder) if resume else None
+
+        checkpoint = processes.on_main(claim)
+        plan = Plan.of(recipe, folder, checkpoint)
         dry_run(plan)
-        inputs = run.prepare(plan)
+        if checkpoint is not None:
+            processes.on_main(partial(check_recipe, plan, checkpoint))
+        set_seed(plan.arguments.seed)
+        inputs = prepare_inputs(plan, checkpoint, processes)
+        configs = stage_configs(plan.data.model, inputs.tokenizers, len(plan.stages) > 1)
+        for config in configs:
+            if plan.guided_alignment is not None and hasattr(config, "alignment_head"):  # for word alignment
+                config.alignment_head = list(plan.guided_alignment.place(config))
+        record = processes.on_main(partial(record_of, inputs, plan, processes))
+        if checkpoint is not None:
+            processes.on_main(partial(check_record, record, configs, plan, checkpoint))
+        report(plan, inputs, configs[-1], checkpoint, processes)
+        is_last = checkpoint is not None and (checkpoint.parent == folder or checkpoint == plan.stages[-1].baseline)
+        done = len(plan.stages) - 1 if is_last else 0
         trainer: TranslationTrainer | None = None
-        for stage, config in run.remaining_stages(plan, inputs):
+        for number in range(done, len(plan.stages)):
             if trainer is not None:
                 accelerator, trainer = trainer.accelerator, None
                 accelerator.free_memory()
-            trainer = run.fit(plan, stage, config, inputs)
+            stage = plan.stages[number]
+            own = checkpoint if checkpoint is not None and checkpoint.parent == stage.arguments.folder else None
+            trainer = trainer_of(plan, stage, configs[number], inputs, own)
+            if number == done:
+                processes.on_main(partial(begin, plan, record, checkpoint, overwrite and not resume))
+            fit(trainer, stage, own)
         assert trainer is not None, "there is always a stage left"
-        run.processes.on_main(partial(finish, plan, trainer))
-    return run.folder / output_folder.FINAL
+        processes.on_main(partial(finish, plan, trainer))
+    return folder / FINAL
 
 
-@dataclass
-class Run:
-    """A run on disk."""
-
-    folder: Path
-    processes: Processes
-    checkpoint: Path | None = None  # from which it resumes
-    is_new: bool = False  # and nothing has been trained yet
-
-    @contextmanager
-    def claimed(self, resume: bool, overwrite: bool) -> Iterator[None]:
-        """Lock and claim the folder. If a new run fails before training, its files are deleted again."""
-        with ExitStack() as context:
-
-            def claim() -> Path | None:
-                context.enter_context(output_folder.locked(self.folder))
-                self.is_new = output_folder.claim_output(self.folder, resume, overwrite)
-                return checkpoint_to_resume(self.folder) if resume else None
-
-            self.checkpoint = self.processes.on_main(claim)
-            try:
-                yield
-            finally:
-                if self.is_new:
-                    output_folder.delete_run(self.folder)
-                    output_folder.bring_back(self.folder)
-
-    def prepare(self, plan: Plan) -> Inputs:
-        """Record the recipe, and prepare tokenizers and data, on the first process before the others."""
-        checkpoint = self.checkpoint
-        self.processes.on_main(plan.save if checkpoint is None else partial(check_identity, plan, checkpoint))
-        set_seed(plan.arguments.seed)
-        inputs = self.processes.main_first(partial(prepare_inputs, plan, checkpoint))
-        count = f"{self.processes.count} process" + "es" * (self.processes.count > 1)
-        pairs = f"{len(inputs.train)} training pairs, {len(inputs.validation)} validation pairs"
-        logger.info(f"{pairs}; {count} on {self.processes.state.device}.")
-        for test in plan.tests:
-            if list(test.corpora) == list(plan.data.validation):
-                logger.warning(f"Warning: test.{test.name} is the validation set, on which checkpoints were chosen.")
-        return inputs
-
-    def remaining_stages(self, plan: Plan, inputs: Inputs) -> list[tuple[Stage, Any]]:
-        """Return the stages from the checkpoint on, with the configurations of their models, and record the run."""
-        configs = stage_configs(plan.data.model, inputs.tokenizers, len(plan.stages) > 1)
-        guided, checkpoint, last = plan.guided_alignment, self.checkpoint, plan.stages[-1]
-        for config in configs:
-            if guided is not None and hasattr(config, "alignment_head"):  # for word alignment
-                config.alignment_head = list(guided.place(config))
-        is_last = checkpoint is not None and (checkpoint.parent == self.folder or checkpoint == last.baseline)
-        done = len(plan.stages) - 1 if is_last else 0
-
-        def check_and_record() -> None:
-            record = record_of(inputs, plan, self.processes)
-            if checkpoint is not None:
-                check_record(record, plan, checkpoint)
-                check_config(configs[-1 if checkpoint.parent == self.folder else 0], checkpoint)
-                for stage in plan.stages[:done]:
-                    if newest_checkpoint(stage.arguments.folder) is not None:
-                        rotate_checkpoints(stage.arguments)  # a killed run may not have done so
-            plan.save()
-            with open_output(self.folder / RECORD) as file:
-                json.dump(record, file, indent=1)
-            is_first = checkpoint is None and last.init_from is None and configs[-1].baseline() is not None
-            if is_first and (reason := configs[-1].baseline_first):
-                logger.warning(f"Warning: {reason}. Set training.baseline_steps, or model.init_from to a baseline.")
-
-        self.processes.on_main(check_and_record)
-        return list(zip(plan.stages, configs, strict=True))[done:]
-
-    def fit(self, plan: Plan, stage: Stage, config: Any, inputs: Inputs) -> TranslationTrainer:
-        """Train a stage to its end, from its checkpoint if it has one, and save a checkpoint of the last step."""
-        arguments, tokenizers = stage.arguments, inputs.tokenizers
-        is_own = self.checkpoint is not None and self.checkpoint.parent == arguments.folder
-        checkpoint = self.checkpoint if is_own else None
-        trainer = TranslationTrainer(
-            build_model(stage, config, plan.decoding.beams, checkpoint),
-            arguments,
-            tokenizer=tokenizers.source,
-            target_tokenizer=tokenizers.target,
-            relations=tokenizers.relations,
-            train_dataset=inputs.train,
-            eval_dataset=inputs.validation,
-            callbacks=[EarlyStoppingCallback(stage.patience)] if stage.patience else [],
-            baseline=stage.baseline,
-            last_step=stage.last_step,
-            validation_decoding=stated(plan.decoding),
-            bpe_dropout=plan.bpe_dropout,
-            guided_alignment=plan.guided_alignment,
-        )
-        planned = trainer.planned_steps()
-        if stage.last_step is not None:  # a baseline's
-            check_planned_steps(stage.last_step, planned)
-        self.is_new = False
-        if arguments.should_save:
-            remove(self.folder / output_folder.ASIDE)
-        if checkpoint is not None:
-            if arguments.should_save:
-                for step, folder in checkpoints.numbered_in(checkpoint.parent):
-                    if step > steps_of(checkpoint):  # damaged
-                        checkpoints.discard(folder)
-                rotate_checkpoints(arguments)  # a killed run may not have done so
-            # The Trainer would make one more step before it checks the limit.
-            if steps_of(checkpoint) >= planned or stopped_early(checkpoint, stage.patience):
-                logger.info(f"The run ended with {checkpoint.name}.")
-                return trainer
-            is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled  # in files of other names
-            if not is_sharded and not (checkpoint / "optimizer.pt").is_file():  # the Trainer would begin with a new one
-                reason = "has no state of the optimizer (training.save_only_model)"
-                raise UserError(f"{checkpoint} {reason}.", field=checkpoint)
-        start = checkpoint or stage.baseline
-        trainer.train(resume_from_checkpoint=str(start) if start else None)
-        newest = newest_checkpoint(arguments.folder)
-        if newest is None or steps_of(newest) != trainer.state.global_step:
-            trainer._save_checkpoint(trainer.model, None)
-        return trainer
+def checkpoint_to_resume(output_dir: Path) -> Path | None:
+    """Return the newest intact checkpoint of a run, or `None` if there is none, and delete incomplete files."""
+    places = (output_dir, output_dir / BASELINE)
+    remove(output_dir / PARTIAL_FINAL)
+    for _, folder in (pair for place in places for pair in checkpoints.numbered_in(place)):
+        if not (folder / MANIFEST).exists():
+            checkpoints.discard(folder)
+    newest = (checkpoints.newest_intact_checkpoint(place, logger.info) for place in places)
+    checkpoint = next(filter(None, newest), None)
+    logger.info(f"Resuming from {checkpoint}." if checkpoint else "No complete checkpoint: training from the start.")
+    return checkpoint
 
 
-def build_model(stage: Stage, config: Any, beams: int, checkpoint: Path | None) -> PreTrainedModel:
-    """Build the model of a stage. If the stage resumes from a checkpoint, the trainer loads its weights."""
+def report(plan: Plan, inputs: Inputs, config: Any, checkpoint: Path | None, processes: Processes) -> None:
+    """Log the size of the run, and warn about what may spoil its results."""
+    count = f"{processes.count} process" + "es" * (processes.count > 1)
+    pairs = f"{len(inputs.train)} training pairs, {len(inputs.validation)} validation pairs"
+    logger.info(f"{pairs}; {count} on {processes.state.device}.")
+    for test in plan.tests:
+        if list(test.corpora) == list(plan.data.validation):
+            logger.warning(f"Warning: test.{test.name} is the validation set, on which checkpoints were chosen.")
+    is_first = checkpoint is None and plan.stages[-1].init_from is None and config.baseline() is not None
+    if is_first and config.baseline_first:
+        remedy = "Set training.baseline_steps, or model.init_from to a baseline."
+        logger.warning(f"Warning: {config.baseline_first}. {remedy}")
+
+
+def begin(plan: Plan, record: Mapping[str, Any], checkpoint: Path | None, overwrite: bool) -> None:
+    """Write recipe and record of a run that can start, and delete the run that it overwrites."""
+    if overwrite:
+        checkpoints.delete_run(plan.output_dir)
+    plan.save()
+    with open_output(plan.output_dir / RECORD) as file:
+        json.dump(record, file, indent=1)
+    for stage in plan.stages if checkpoint is not None else ():
+        for step, folder in checkpoints.numbered_in(stage.arguments.folder):
+            if checkpoint is not None and folder.parent == checkpoint.parent and step > steps_of(checkpoint):
+                checkpoints.discard(folder)  # damaged
+        if checkpoints.newest_checkpoint(stage.arguments.folder) is not None:
+            checkpoints.rotate_checkpoints(stage.arguments)  # a killed run may not have done so
+
+
+def trainer_of(plan: Plan, stage: Stage, config: Any, inputs: Inputs, checkpoint: Path | None) -> TranslationTrainer:
+    """Build model and trainer of a stage. If the stage resumes from a checkpoint, the trainer loads its weights."""
     if stage.baseline is not None:
         set_seed(stage.arguments.seed)  # the same whether or not the stage before ran in this process
     model: Any = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config))
-    model.generation_config = generation_config(config, beams)
+    model.generation_config = generation_config(config, plan.decoding.beams)
     logger.info(f"{type(model).__name__} with {model.num_parameters() / 1e6:.2f}M parameters.")
     if checkpoint is None and stage.init_from is not None:
         logger.info(f"Warm start from {stage.init_from}: {model.init_from_baseline(stage.init_from)}.")
-    return model
+    trainer = TranslationTrainer(
+        model,
+        stage.arguments,
+        tokenizer=inputs.tokenizers.source,
+        target_tokenizer=inputs.tokenizers.target,
+        relations=inputs.tokenizers.relations,
+        train_dataset=inputs.train,
+        eval_dataset=inputs.validation,
+        callbacks=[EarlyStoppingCallback(stage.patience)] if stage.patience else [],
+        baseline=stage.baseline,
+        last_step=stage.last_step,
+        validation_decoding=stated(plan.decoding),
+        bpe_dropout=plan.bpe_dropout,
+        guided_alignment=plan.guided_alignment,
+    )
+    if stage.last_step is not None:  # a baseline's
+        check_planned_steps(stage.last_step, trainer.planned_steps())
+    return trainer
+
+
+def fit(trainer: TranslationTrainer, stage: Stage, checkpoint: Path | None) -> None:
+    """Train a stage to its end, from its checkpoint if it has one, and save a checkpoint of the last step."""
+    if checkpoint is not None:
+        # The Trainer would make one more step before it checks the limit.
+        if steps_of(checkpoint) >= trainer.planned_steps() or stopped_early(checkpoint, stage.patience):
+            logger.info(f"The run ended with {checkpoint.name}.")
+            return
+        is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled  # in files of other names
+        if not is_sharded and not (checkpoint / "optimizer.pt").is_file():  # the Trainer would begin with a new one
+            reason = "has no state of the optimizer (training.save_only_model)"
+            raise UserError(f"{checkpoint} {reason}.", field=checkpoint)
+    start = checkpoint or stage.baseline
+    trainer.train(resume_from_checkpoint=str(start) if start else None)
+    newest = checkpoints.newest_checkpoint(stage.arguments.folder)
+    if newest is None or steps_of(newest) != trainer.state.global_step:
+        trainer._save_checkpoint(trainer.model, None)
+
+
+def stopped_early(checkpoint: Path, patience: int | None) -> bool:
+    """Return whether early stopping ended the run with this checkpoint."""
+    states = checkpoints.state_of(checkpoint).get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
+    states = states if isinstance(states, list) else [states]
+    counters = [state.get("attributes", {}).get("early_stopping_patience_counter", 0) for state in states]
+    return patience is not None and any(counter >= patience for counter in counters)
 
 
 # -- resumed runs ------------------------------------------------------------------------------------------------------
@@ -214,19 +207,7 @@ OF_DATA = {f"data.{name}" for name in ("train", "validation", *ShardSettings.__d
 UPDATE = "processes times training.gradient_accumulation_steps"
 
 
-def checkpoint_to_resume(output_dir: Path) -> Path | None:
-    """Return the newest intact checkpoint of a run, or `None` if there is none, and delete incomplete files."""
-    output_folder.remove_leftovers(output_dir)
-    places = (output_dir, output_dir / BASELINE)
-    newest = (checkpoints.newest_intact_checkpoint(folder, logger.info) for folder in places)
-    checkpoint = next(filter(None, newest), None)
-    if checkpoint is None:
-        delete_tokenizers(output_dir)  # they may be another recipe's
-    logger.info(f"Resuming from {checkpoint}." if checkpoint else "No complete checkpoint: training from the start.")
-    return checkpoint
-
-
-def check_identity(plan: Plan, checkpoint: Path) -> None:
+def check_recipe(plan: Plan, checkpoint: Path) -> None:
     """Compare a recipe with that of the start of the run."""
     max_steps, steps = plan.arguments.max_steps, steps_of(checkpoint)
     if 0 < max_steps < steps:
@@ -248,8 +229,8 @@ def check_identity(plan: Plan, checkpoint: Path) -> None:
     compare(old, new, fixed, checkpoint)
 
 
-def check_record(record: Mapping[str, Any], plan: Plan, checkpoint: Path) -> None:
-    """Compare data, processes and versions with those of the start of the run."""
+def check_record(record: Mapping[str, Any], configs: list[Any], plan: Plan, checkpoint: Path) -> None:
+    """Compare data, processes, versions and the model's configuration with those of the start of the run."""
     if before := mapping_in(plan.output_dir / RECORD):  # else of an old version
         old, new = ({**values, **values["versions"]} for values in (before, record))
         for values in (old, new):
@@ -260,10 +241,7 @@ def check_record(record: Mapping[str, Any], plan: Plan, checkpoint: Path) -> Non
             del values["versions"]
         fixed = {"data.train", UPDATE, *(["data.validation"] if plan.compares_evaluations else [])}
         compare({**new, **old}, {**old, **new}, fixed, checkpoint)
-
-
-def check_config(config: Any, checkpoint: Path) -> None:
-    """Compare the configuration made from recipe and tokenizers with that of a checkpoint."""
+    config = configs[-1 if checkpoint.parent == plan.output_dir else 0]
     saved = json.loads(read_small_text(checkpoint / "config.json"))
     now = json.loads(config.to_json_string(use_diff=False))
     ignored = {"dtype", "architectures", "transformers_version", "use_cache"}  # the Trainer sets the last
@@ -271,7 +249,7 @@ def check_config(config: Any, checkpoint: Path) -> None:
     compare({name: saved[name] for name in names}, {name: now[name] for name in names}, names, checkpoint)
 
 
-def compare(old: Mapping[str, Any], new: Mapping[str, Any], fixed: Collection[str], checkpoint: Path) -> None:
+def compare(old: Mapping[str, Any], new: Mapping[str, Any], fixed: set[str], checkpoint: Path) -> None:
     """Log what changed since the start of a run; `UserError` for `fixed` values, which give earlier steps a meaning."""
     changes = changes_of(old, new)
     if forbidden := [name for name in changes if name in fixed]:
@@ -311,11 +289,3 @@ def digest_of(data: Dataset | ShardedDataset) -> str:
                 digest.update(np.asarray(chunk.value_lengths(), dtype=np.int64).tobytes())
                 digest.update(np.asarray(chunk.flatten(), dtype=np.int64).tobytes())
     return digest.hexdigest()
-
-
-def stopped_early(checkpoint: Path, patience: int | None) -> bool:
-    """Return whether early stopping ended the run with this checkpoint."""
-    states = checkpoints.state_of(checkpoint).get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
-    states = states if isinstance(states, list) else [states]
-    counters = [state.get("attributes", {}).get("early_stopping_patience_counter", 0) for state in states]
-    return patience is not None and any(counter >= patience for counter in counters)
