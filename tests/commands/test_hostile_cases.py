@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 from user_errors import rejects
 
 from recnmt_hf.commands.main import COMMANDS, build_parser, main
@@ -314,7 +315,7 @@ def test_a_full_disk_leaves_nothing_behind(world, tmp_path, monkeypatch, capfd, 
 
     def fail(source, *_, **__):
         if patched.endswith("save_file"):  # the message of safetensors
-            raise RuntimeError("I/O error: No space left on device (os error 28)")
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source))
 
     monkeypatch.setattr(patched, fail)

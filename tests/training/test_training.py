@@ -295,7 +295,7 @@ def test_two_processes_train_as_one(tmp_path):
                 num_processes=2,
                 seed=sampler.seeds,
             )
-            sampler._make = lambda: (pairs.set_epoch(sampler.epoch), pairs.batches())[1]
+            sampler.batches = lambda: (pairs.set_epoch(sampler.epoch), pairs.batches())[1]
         return sampler
 
     with mock.patch.object(TranslationTrainer, "token_sampler", as_for_two):

@@ -59,20 +59,17 @@ class TokenBatchSampler(Sampler[list[int]]):
         seed: int | Sequence[int] = 0,
         multiple: int = 1,
     ):
-        self.source_lengths = np.asarray(source_lengths, dtype=np.int64)
         targets = source_lengths if target_lengths is None else target_lengths
-        self.target_lengths = np.asarray(targets, dtype=np.int64)
+        self.source_lengths, self.target_lengths = (np.asarray(side, np.int64) for side in (source_lengths, targets))
         if len(self.source_lengths) < num_processes:
             raise UserError(
                 f"{len(self.source_lengths)} sentence pairs are too few for {num_processes} processes. Use fewer "
                 "processes or more data; check whether length limits or weights of corpora leave out pairs."
             )
         self.limits = BatchLimits(max_tokens, max_sentences, max_squared_tokens, multiple)
-        self.num_processes = num_processes
-        self.shuffle = shuffle
+        self.num_processes, self.shuffle, self.epoch = num_processes, shuffle, 0
         self.seeds = (seed,) if isinstance(seed, int) else tuple(seed)
-        self.epoch = 0
-        self._made: tuple[int, list[np.ndarray]] | None = None
+        self._made: tuple[int, list[np.ndarray]] = (-1, [])  # epoch and batches
 
     @property
     def tokens(self) -> int:
@@ -92,11 +89,8 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     def batches(self) -> list[np.ndarray]:
         """Return all batches of the current epoch, in order."""
-        if self._made is None or self._made[0] != self.epoch:
-            self._made = (self.epoch, self._make())
-        return self._made[1]
-
-    def _make(self) -> list[np.ndarray]:
+        if self._made[0] == self.epoch:
+            return self._made[1]
         rng = np.random.default_rng([*self.seeds, self.epoch])
         order = rng.permutation(len(self.source_lengths)) if self.shuffle else np.arange(len(self.source_lengths))
         # Sorted by both lengths, ties in random order: the cuts depend on the lengths alone, so all epochs have the
@@ -115,6 +109,7 @@ class TokenBatchSampler(Sampler[list[int]]):
             batches += [batch[::2], batch[1::2]]
         if self.shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
+        self._made = self.epoch, batches
         return batches
 
 
@@ -129,12 +124,11 @@ class BatchLimits:
 
     def sentences(self, source: int, target: int) -> int:
         """Return the maximum number of sentences of a batch whose longest ones have these lengths."""
-        counts = [self.max_tokens // max(source, 1), self.max_tokens // max(target, 1)]
-        if self.max_sentences is not None:
-            counts.append(self.max_sentences)
-        if self.max_squared_tokens is not None:
-            counts.append(self.max_squared_tokens // max(source, 1) ** 2)
-        return max(min(counts), 1)
+        source, target = max(source, 1), max(target, 1)
+        count = self.max_tokens // max(source, target)
+        count = count if self.max_sentences is None else min(count, self.max_sentences)
+        count = count if self.max_squared_tokens is None else min(count, self.max_squared_tokens // source**2)
+        return max(count, 1)
 
     def cut(self, keys: np.ndarray, counts: np.ndarray) -> list[int]:
         """

@@ -7,7 +7,6 @@ merge of a word is left out with some probability, so that a model reads differe
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from collections.abc import Sequence
@@ -31,12 +30,7 @@ CHECKED = 500
 # The mark before a word.
 SPACE = "▁"
 SIDES = ("input_ids", "labels")
-
-
-def unsupported(dropout: float) -> UserError:
-    """Return the error for a tokenizer of another kind."""
-    message = f"tokenizer.dropout={dropout} is only supported by tokenizers of kind bpe."
-    return UserError(message, field="tokenizer.dropout")
+UNSUPPORTED = "tokenizer.dropout is only supported by tokenizers of kind bpe."
 
 
 class Resegmenter:
@@ -46,18 +40,17 @@ class Resegmenter:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         model = {} if backend is None else json.loads(backend.to_str())["model"]
         if model.get("type") != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-            raise unsupported(dropout)
+            raise UserError(UNSUPPORTED, field="tokenizer.dropout")
         self.dropout = dropout
         self.ids: dict[str, int] = model["vocab"]
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
         self.ranks = {(left, right): rank for rank, (left, right) in enumerate(pairs)}
         # Bytes, unknown symbols, control tokens and tags are no text, and stay as they are.
-        symbols = {left + right for left, right in self.ranks}
-        symbols |= {symbol for symbol in self.ids if len(symbol) == 1}
-        fixed = {id for id, token in tokenizer.added_tokens_decoder.items()}
+        symbols = {left + right for left, right in self.ranks} | {symbol for symbol in self.ids if len(symbol) == 1}
+        fixed = tokenizer.added_tokens_decoder
         self.texts = {id: symbol for symbol, id in self.ids.items() if symbol in symbols and id not in fixed}
 
-    def __call__(self, ids: Sequence[int], seed: str) -> list[int]:
+    def __call__(self, ids: Sequence[int], seed: str, dropout: float | None = None) -> list[int]:
         """Return token ids of the same text; the seed draws the segmentation of each word."""
         rng = random.Random(seed)
         result: list[int] = []
@@ -65,7 +58,8 @@ class Resegmenter:
         for id in [*ids, None]:
             text = None if id is None else self.texts.get(id)
             if word and (text is None or text.startswith(SPACE)):
-                result += segmentation(self, word, rng.randrange(VARIANTS))
+                rate = self.dropout if dropout is None else dropout
+                result += segmentation(self, word, rng.randrange(VARIANTS), rate)
                 word = ""
             if text is not None:
                 word += text
@@ -75,9 +69,9 @@ class Resegmenter:
 
 
 @lru_cache(REMEMBERED)
-def segmentation(resegmenter: Resegmenter, word: str, variant: int) -> list[int]:
+def segmentation(resegmenter: Resegmenter, word: str, variant: int, dropout: float) -> list[int]:
     """Return the ids of a word: merge its symbols by rank, and leave out merges at random, anew in each round."""
-    rng, dropout = random.Random(f"{word}-{variant}"), resegmenter.dropout
+    rng = random.Random(f"{word}-{variant}")
     symbols = list(word)
     while len(symbols) > 1:
         found = [
@@ -113,10 +107,8 @@ class ResegmentedDataset(Dataset[dict[str, Any]]):
         """Raise `UserError` if without dropout words would be divided differently than by the tokenizers."""
         rows = self.data.__getitems__(list(range(min(len(self.data), CHECKED))))
         for name, resegmenter in zip(SIDES, self.resegmenters, strict=True):
-            plain = copy.copy(resegmenter)  # with its own cached segmentations
-            plain.dropout = 0.0
-            if any(plain(row[name], "") != list(row[name]) for row in rows):
-                raise unsupported(resegmenter.dropout)
+            if any(resegmenter(row[name], "", 0.0) != list(row[name]) for row in rows):
+                raise UserError(UNSUPPORTED, field="tokenizer.dropout")
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         rows = [dict(row) for row in self.data.__getitems__(indices)]

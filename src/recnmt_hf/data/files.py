@@ -22,8 +22,6 @@ from filelock import FileLock, Timeout
 from ..errors import ExistingFileError, UserError
 
 
-# Errors of a full or broken disk, which name no file.
-DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 # Errors of file systems that do not support locks.
 UNSUPPORTED = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
 # Unfinished output: a folder with a lock file and the content.
@@ -59,37 +57,18 @@ def replacing(path: str | Path) -> Iterator[Path]:
         with open(real, "ab"):  # fails if it is protected
             pass
     place = real if real.is_dir() else real.parent  # an existing folder may be on another disk than its parent
-    missing = [folder for folder in (place, *place.parents) if not folder.exists()]
     place.mkdir(parents=True, exist_ok=True)
-    try:
-        with partial_folder(place) as folder, naming(path):
-            yield (new := folder / CONTENT)
-            if not real.is_dir():
-                if real.is_file():
-                    os.chmod(new, stat.S_IMODE(real.stat().st_mode))
-                os.replace(new, real)
-                return
-            for file in sorted(file for file in new.rglob("*") if not file.is_dir()):
-                target = real / file.relative_to(new)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(file, target)
-    finally:
-        for folder in missing:
-            with suppress(OSError):  # it has files
-                folder.rmdir()
-
-
-@contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """Name an output in errors of a full or broken disk."""
-    try:
-        yield
-    except Exception as error:
-        if "(os error 28)" in str(error):  # of libraries in Rust
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
-        if isinstance(error, OSError) and error.filename is None and error.errno in DISK_ERRORS:
-            error.filename = str(path)
-        raise
+    with partial_folder(place) as folder:
+        yield (new := folder / CONTENT)
+        if not real.is_dir():
+            if real.is_file():
+                os.chmod(new, stat.S_IMODE(real.stat().st_mode))
+            os.replace(new, real)
+            return
+        for file in sorted(file for file in new.rglob("*") if not file.is_dir()):
+            target = real / file.relative_to(new)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, target)
 
 
 @contextmanager
@@ -109,7 +88,7 @@ def open_output(
     # A pipe, a device, or another name of an open file cannot be replaced, and a folder is an error now.
     real = os.path.realpath(path)
     if os.path.abspath(path).startswith(("/dev/", "/proc/")) or (os.path.exists(real) and not os.path.isfile(real)):
-        with naming(path), open(path, **mode) as file:
+        with open(path, **mode) as file:
             yield file
         return
     opener: Any = gzip.open if str(path).endswith(".gz") and not binary else open
@@ -145,15 +124,15 @@ def reject_model_folder(folder: Path) -> None:
 def refuse_inputs(path: str | Path | None, inputs: Iterable[str | Path | None]) -> None:
     """Raise `UserError` if an output is one of the inputs under any name; `None` are the standard streams."""
 
-    def identity(file: str | Path | int) -> tuple[int, int] | None:
+    def identity(file: str | Path | None, stream: int) -> tuple[int, int] | None:
         try:  # a path is resolved first, since writing makes the missing folders of `new/../in.txt`
-            status = os.stat(file if isinstance(file, int) else os.path.realpath(file))
+            status = os.stat(stream if file is None else os.path.realpath(file))
         except (OSError, ValueError):
             return None
         return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
-    output = identity(1 if path is None else path)
-    if output is not None and output in [identity(0 if source is None else source) for source in inputs]:
+    output = identity(path, 1)
+    if output is not None and output in [identity(source, 0) for source in inputs]:
         name = "standard output" if path is None else str(path)
         raise UserError(f"{name} is also an input and would be overwritten.", field=name)
 

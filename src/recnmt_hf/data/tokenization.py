@@ -219,8 +219,8 @@ def split_tags(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]
 
 def check_known(tokenizer: PreTrainedTokenizerBase, tag: str, field: str, is_target: bool = False) -> None:
     """Raise `UserError` unless a tag is one symbol of a tokenizer."""
-    ids = encode_plain(tokenizer, tag, is_target)["input_ids"]
-    symbols = [id for id in ids if id not in control_ids(tokenizer)]
+    controls = control_ids(tokenizer)
+    symbols = [id for id in encode_plain(tokenizer, tag, is_target)["input_ids"] if id not in controls]
     if len(symbols) != 1 or symbols[0] == tokenizer.unk_token_id:
         raise UserError(
             f"{field}={short_repr(tag)} is split into {len(symbols)} symbols. Add it to tokenizer.tags if the run "

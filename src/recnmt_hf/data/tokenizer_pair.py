@@ -58,9 +58,8 @@ class TokenizerPair:
         target: PreTrainedTokenizerBase | None = None,
         relations: Relations | None = None,
     ):
-        self.source = source
+        self.source, self.relations = source, relations
         self.target = source if target is None else target
-        self.relations = relations
 
     def __iter__(self) -> Iterator[PreTrainedTokenizerBase]:
         return iter((self.source, self.target))
@@ -118,7 +117,7 @@ class TokenizerPair:
         They must have a padding token, no more symbols than the embeddings have rows, and on both sides the model's
         padding id. They must match the stamps of [`stamp_tokenizers`], as training writes them. Without stamps the
         embeddings may have more rows than there are symbols only if they are rounded up to a multiple of 8 to 256, or
-        have a few more. The end-of-sentence ids must agree.
+        have a few more. The end-of-sentence ids, and the control tokens of the generation settings, must agree.
 
         Args:
             model (`PreTrainedModel`): A model, or an object with its `config` and `generation_config`.
@@ -127,45 +126,58 @@ class TokenizerPair:
         Raises:
             ValueError: It was trained with others, or a tokenizer has no padding token.
         """
-        stamps = getattr(model.config, STAMPS, None) or {}
-        ends = ids_of(model.config, "eos_token_id") | ids_of(getattr(model, "generation_config", None), "eos_token_id")
-        for side, tokenizer, rows in zip(("source", "target"), self, vocabulary_sizes(model.config), strict=True):
-            size, difference = number_of_symbols(tokenizer, side == "target"), ""
+        config, generation = model.config, getattr(model, "generation_config", None)
+        stamps = getattr(config, STAMPS, None) or {}
+        ends = ids_of(config, "eos_token_id") | ids_of(generation, "eos_token_id")
+        for side, tokenizer, rows in zip(("source", "target"), self, vocabulary_sizes(config), strict=True):
+            is_target, difference = side == "target", ""
+            size = number_of_symbols(tokenizer, is_target)
             is_rounded = rows - size <= EXTRA_ROWS or rows in {-(-size // step) * step for step in MULTIPLES}
             if tokenizer.pad_token_id is None:
                 difference = "has no padding token"
             elif size > rows or (strict and side not in stamps and not is_rounded):
                 difference = f"has {size} symbols, but the model's embedding has {rows} rows"
             elif strict and side in stamps:
-                difference = difference_to_stamp(tokenizer, stamps[side], side == "target")
-            if strict and side == "target" and (not ends or tokenizer.eos_token_id not in {None, *ends}):
+                expected, own = stamps[side], stamp(tokenizer, stamps[side].get("symbols"), is_target)
+                if own["sha256"] != expected.get("sha256"):
+                    difference = "has other symbols than the one that the model was trained with"
+                elif expected.get("behaviour") not in (None, own.get("behaviour")):  # earlier releases have none
+                    difference = "encodes text differently from the one that the model was trained with"
+            if strict and is_target and (not ends or tokenizer.eos_token_id not in {None, *ends}):
                 end = min(ends, default=None)
                 difference = f"ends sentences with token {tokenizer.eos_token_id}, the model with eos_token_id={end}"
             if difference:
                 raise UserError(f"The {side} tokenizer {difference}. {REMEDY}", field=f"{side} tokenizer")
         if strict:
-            self.check_padding(getattr(model.config, "pad_token_id", None))
-            check_generation_config(model)
+            self.check_padding(getattr(config, "pad_token_id", None))
+            for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):
+                trained, used = ids_of(config, name), ids_of(generation, name)
+                if trained and used and not trained & used:
+                    raise UserError(
+                        f"{name} is {min(used)} in generation_config.json, but {min(trained)} in config.json. Write "
+                        "the one used in training into both, or disable this check with check=False (Python).",
+                        field=name,
+                    )
 
     def check_padding(self, pad_token_id: int | None = None) -> None:
         """Raise `ValueError` for different padding ids: a model has one, whose row is zero and never trained."""
         source, target = (tokenizer.pad_token_id for tokenizer in self)
         named = {"source tokenizer": source, "target tokenizer": target, "model": pad_token_id}
-        ids = {name: id for name, id in named.items() if id is not None}
-        if len(set(ids.values())) > 1:
+        if len({*named.values()} - {None}) > 1:
+            ids = ", ".join(f"{name} {id}" for name, id in named.items() if id is not None)
             raise UserError(
-                f"The padding ids differ ({', '.join((f'{name} {id}' for name, id in ids.items()))}), but the model "
-                "has one id for both sides. Use tokenizers with the same padding id; `recnmt tokenizer` sets it to 0."
+                f"The padding ids differ ({ids}), but the model has one id for both sides. Use tokenizers with the "
+                "same padding id; `recnmt tokenizer` sets it to 0."
             )
 
 
-def load_target_tokenizer(path: str, trust_remote_code: bool = False, **kwargs: Any) -> PreTrainedTokenizerBase | None:
+def load_target_tokenizer(path: str, **kwargs: Any) -> PreTrainedTokenizerBase | None:
     """Load the target tokenizer of a model with two vocabularies; `None` if one tokenizer serves both sides."""
     is_separate = (Path(path) / TARGET_TOKENIZER).is_dir()
     if not is_separate and optional_file(path, f"{TARGET_TOKENIZER}/tokenizer_config.json", **kwargs) is None:
         return None
     # Without this configuration transformers would look for one in the subfolder, an error for files of the Hub.
-    settings = {"config": PreTrainedConfig(), "trust_remote_code": trust_remote_code, **kwargs}
+    settings = {"config": PreTrainedConfig(), **kwargs}
     return load_unchecked(path, "target tokenizer of", subfolder=TARGET_TOKENIZER, **settings)
 
 
@@ -184,8 +196,8 @@ def number_of_symbols(tokenizer: PreTrainedTokenizerBase, is_target: bool = Fals
     separate, languages = getattr(tokenizer, "target_encoder", None), getattr(tokenizer, "lang_code_to_id", None)
     if is_target and isinstance(separate, Mapping):
         return len(separate)
-    ids = [id for id in languages.values() if id is not None] if isinstance(languages, Mapping) else []
-    return max(len(tokenizer), *(id + 1 for id in ids)) if ids else len(tokenizer)
+    ids = languages.values() if isinstance(languages, Mapping) else ()
+    return max(len(tokenizer), *(id + 1 for id in ids if id is not None), 0)
 
 
 def stamp_tokenizers(
@@ -224,29 +236,6 @@ def stamp(tokenizer: PreTrainedTokenizerBase, size: int | None = None, is_target
     if encodings[0] == encodings[1] == encodings[2]:
         result["behaviour"] = checksum(json.dumps(encodings[0]))
     return result
-
-
-def difference_to_stamp(tokenizer: PreTrainedTokenizerBase, expected: Mapping[str, Any], is_target: bool) -> str:
-    """Describe how a tokenizer differs from a stamp, `""` if it matches. Those of older releases have no encodings."""
-    own = stamp(tokenizer, expected.get("symbols"), is_target)
-    if own["sha256"] != expected.get("sha256"):
-        return "has other symbols than the one that the model was trained with"
-    if expected.get("behaviour") not in (None, own.get("behaviour")):
-        return "encodes text differently from the one that the model was trained with"
-    return ""
-
-
-def check_generation_config(model: Any) -> None:
-    """Raise `UserError` if the model has other control tokens than its generation settings."""
-    config, generation = model.config, getattr(model, "generation_config", None)
-    for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):
-        trained, used = (ids_of(settings, name) for settings in (config, generation))
-        if trained and used and not trained & used:
-            raise UserError(
-                f"{name} is {min(used)} in generation_config.json, but {min(trained)} in config.json. Write the one "
-                "used in training into both, or disable this check with check=False (Python).",
-                field=name,
-            )
 
 
 def ids_of(settings: Any, name: str) -> set[Any]:

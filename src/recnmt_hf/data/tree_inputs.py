@@ -56,25 +56,22 @@ def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
             sentence, or the heads form a cycle; the message names file and line.
     """
     name, first = masked(str(path)), 0
-    rows: list[list[str]] = []
+    rows: list[tuple[str, int, str]] = []
     for number, line in enumerate(chain(read_lines(path, "\r\n"), [""]), start=1):
         row = line.split("\t")
         if not line.strip():
             if rows:
-                words, heads = [row[FORM].strip() for row in rows], [int(row[HEAD]) for row in rows]
-                yield first, parsed_at(f"{name}, line {first}", words, heads, [row[RELATION] for row in rows])
+                yield first, parsed_at(f"{name}, line {first}", *map(list, zip(*rows, strict=True)))
             rows = []
         elif line.startswith("#") or (len(row) == CONLLU_COLUMNS and {"-", "."} & {*row[ID]}):
             continue
         elif len(row) != CONLLU_COLUMNS or row[ID] != str(len(rows) + 1) or not row[HEAD].isdecimal():
-            raise UserError(
-                f"expected word {len(rows) + 1} of a sentence in ten columns separated by tabs, with the number of its "
-                f"head, got {short_repr(line)}. A blank line ends a sentence.",
-                field=f"{name}, line {number}",
-            )
+            expected = f"word {len(rows) + 1} of a sentence in ten tab-separated columns, with the number of its head"
+            message = f"expected {expected}, got {short_repr(line)}. A blank line ends a sentence."
+            raise UserError(message, field=f"{name}, line {number}")
         else:
             first = first if rows else number
-            rows.append(row)
+            rows.append((row[FORM].strip(), int(row[HEAD]), row[RELATION]))
 
 
 def parsed_at(place: str, *lists: Any) -> ParsedSentence:
@@ -221,31 +218,24 @@ class TreeEncoder:
             return []
         words: Any = [list(sentence.words) for sentence in sentences]
         encoded = encode_plain(self.tokenizer, words, is_split_into_words=True)
-        return [
-            self.map_tree(ids, encoded.word_ids(row), sentence)
-            for row, (ids, sentence) in enumerate(zip(encoded["input_ids"], sentences, strict=True))
-        ]
+        rows = zip(encoded["input_ids"], sentences, strict=True)
+        return [Tokens(ids, self.map_tree(encoded.word_ids(row), tree)) for row, (ids, tree) in enumerate(rows)]
 
-    def map_tree(self, ids: list[int], words: Sequence[int | None], sentence: ParsedSentence) -> Tokens:
+    def map_tree(self, words: Sequence[int | None], sentence: ParsedSentence) -> TokenTree:
         """Map the tree over the words of a sentence to its tokens; `words` is the index of each token's word."""
-        first: dict[int, int] = {}
+        last = {word: position for position, word in enumerate(words)}
+        root = last.get(None, -1) if self.root == "token" else -1
+        first = {word: position for position, word in reversed(list(enumerate(words))) if word is not None}
+        heads, relations = [-1] * len(words), [0] * len(words)
         for position, word in enumerate(words):
-            if word is not None:
-                first.setdefault(word, position)
-        controls = [position for position, word in enumerate(words) if word is None]
-        root = controls[-1] if controls and self.root == "token" else -1
-        heads, relations = [], []
-        for position, word in enumerate(words):
-            head, relation = -1, 0
             if word is not None and self.subwords == "first_piece" and position != first[word]:
-                head, relation = first[word], self.ids[PIECE]
+                heads[position], relations[position] = first[word], self.ids[PIECE]
             elif word is not None:
                 number, name = sentence.heads[word], sentence.relations[word]
-                head = first.get(number - 1, -1) if number else root
-                relation = self.ids.get(name if self.relations.subtypes else main_type(name), 0) if head >= 0 else 0
-            heads.append(head)
-            relations.append(relation)
-        return Tokens(ids, TokenTree(heads, relations))
+                heads[position] = first.get(number - 1, -1) if number else root
+                if heads[position] >= 0:
+                    relations[position] = self.ids.get(name if self.relations.subtypes else main_type(name), 0)
+        return TokenTree(heads, relations)
 
     def fingerprint(self) -> list[Any]:
         """Return settings that identify the encoding of trees."""
@@ -288,6 +278,5 @@ class TreeCollator(DataCollatorForSeq2Seq):
         columns = {name: [feature[name] for feature in features] for name in TREE_INPUTS}
         rest = [{name: value for name, value in row.items() if name not in TREE_INPUTS} for row in features]
         batch = super().__call__(rest, return_tensors)
-        left = self.tokenizer.padding_side == "left"
-        batch.update(pad_tree_columns(columns, batch["input_ids"].shape[1], left))
-        return batch
+        width, left = batch["input_ids"].shape[1], self.tokenizer.padding_side == "left"
+        return batch | pad_tree_columns(columns, width, left)
