@@ -34,7 +34,7 @@ SENDING_METHODS = re.compile(
 )
 # "file: function: what", with the reason why it does no harm. A further one in a listed function has the same reason.
 LISTED_RUNS = {
-    "hub/marian_format.py: read_npz: numpy.load": "with allow_pickle=False",
+    "hub/marian_files.py: read_npz: numpy.load": "with allow_pickle=False",
     "_lazy.py: lazy_names.get: importlib.import_module": "modules of this package, named in its source",
     "analysis/subjects.py: load_function: importlib.import_module": "modules of this package, named in its source",
     "families/__init__.py: : importlib.import_module": "modules of this package, named in its source",

@@ -17,8 +17,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.commands.main import main
-from recnmt_hf.hub.marian_files import export_marian_file, import_marian_file
-from recnmt_hf.hub.marian_format import read_marian_file
+from recnmt_hf.hub.marian_files import export_marian_file, import_marian_file, read_marian_file
 from recnmt_hf.hub.marian_settings import REQUIRED, SETTINGS
 
 

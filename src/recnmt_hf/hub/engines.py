@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..data.files import open_output_folder
@@ -77,10 +76,33 @@ def write_settings(model: Any, source: str | Path, folder: Path, **settings: str
 
 
 def specification_of(model: Any, tokenizers: TokenizerPair) -> Any:
-    """Return a model as a specification of CTranslate2, with copies of the weights, which quantization changes."""
+    """Return a model as a specification of CTranslate2. The layers have the names of BART, which its loader reads."""
+    from ctranslate2.converters.transformers import BartLoader  # type: ignore[import-untyped]
     from ctranslate2.specs import common_spec, transformer_spec  # type: ignore[import-untyped]
 
     config = model.config
+
+    class Loader(BartLoader):
+        def set_common_layers(self, spec: Any, module: Any) -> None:
+            tables = spec.embeddings if isinstance(spec.embeddings, list) else [spec.embeddings]
+            self.set_embeddings(tables[0], module.embed_tokens)
+            spec.scale_embeddings = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+            if config.normalize_before:
+                self.set_layer_norm(spec.layer_norm, module.layer_norm)
+            if hasattr(spec, "position_encodings"):
+                positions = module.embed_input.embed_positions
+                if positions is None:
+                    table = torch.zeros(config.max_position_embeddings, config.d_model)
+                else:
+                    table = positions.weight if hasattr(positions, "weight") else positions.table
+                spec.position_encodings.encodings = table
+
+        def set_attention(self, spec: Any, attention: Any, self_attention: bool = False) -> None:
+            super().set_attention(spec, attention, self_attention)
+            if hasattr(spec, "relative_position_keys"):
+                spec.relative_position_keys = attention.relative_keys[0]
+                spec.relative_position_values = attention.relative_values[0]
+
     shared = {
         "pre_norm": config.normalize_before,
         "activation": getattr(common_spec.Activation, ACTIVATIONS[config.activation_function]),
@@ -89,39 +111,12 @@ def specification_of(model: Any, tokenizers: TokenizerPair) -> Any:
     encoder = transformer_spec.TransformerEncoderSpec(config.encoder_layers, config.encoder_attention_heads, **shared)
     decoder = transformer_spec.TransformerDecoderSpec(config.decoder_layers, config.decoder_attention_heads, **shared)
     specification = transformer_spec.TransformerSpec(encoder, decoder)
-    encoder.embeddings[0].weight = numbers(model.model.encoder.embed_tokens.weight)
-    decoder.embeddings.weight = numbers(model.model.decoder.embed_tokens.weight)
-    for place, stack in ((encoder, model.model.encoder), (decoder, model.model.decoder)):
-        place.scale_embeddings = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-        if hasattr(place, "position_encodings"):
-            module = stack.embed_input.embed_positions
-            if module is None:
-                table = np.zeros((config.max_position_embeddings, config.d_model), np.float32)
-            else:
-                table = numbers(module.weight if hasattr(module, "weight") else module.table)
-            place.position_encodings.encodings = table
-        if config.normalize_before:
-            set_norm(place.layer_norm, stack.layer_norm)
-        for layer, own in zip(place.layer, stack.layers, strict=True):
-            attention, module = layer.self_attention, own.self_attn
-            set_linear(attention.linear[0], module.q_proj, module.k_proj, module.v_proj)
-            set_linear(attention.linear[1], module.out_proj)
-            set_norm(attention.layer_norm, own.self_attn_layer_norm)
-            if hasattr(attention, "relative_position_keys"):
-                attention.relative_position_keys = numbers(module.relative_keys[0])
-                attention.relative_position_values = numbers(module.relative_values[0])
-            if place is decoder:
-                attention, module = layer.attention, own.encoder_attn
-                set_linear(attention.linear[0], module.q_proj)
-                set_linear(attention.linear[1], module.k_proj, module.v_proj)
-                set_linear(attention.linear[2], module.out_proj)
-                set_norm(attention.layer_norm, own.encoder_attn_layer_norm)
-            set_linear(layer.ffn.linear_0, own.fc1)
-            set_linear(layer.ffn.linear_1, own.fc2)
-            set_norm(layer.ffn.layer_norm, own.final_layer_norm)
-    decoder.projection.weight = numbers(model.lm_head.weight)
+    loader = Loader()
+    loader.set_encoder(specification.encoder, model.model.encoder)
+    loader.set_decoder(specification.decoder, model.model.decoder)
+    loader.set_linear(specification.decoder.projection, model.lm_head)
     if model.final_logits_bias is not None:
-        decoder.projection.bias = numbers(model.final_logits_bias[0])
+        specification.decoder.projection.bias = model.final_logits_bias[0]
     source = symbols_of(tokenizers.source, config.vocab_size)
     target = symbols_of(tokenizers.target, config.decoder_vocab_size)
     specification.register_source_vocabulary(source)
@@ -133,23 +128,6 @@ def specification_of(model: Any, tokenizers: TokenizerPair) -> Any:
     unknown = tokenizers.source.unk_token_id
     specification.config.unk_token = source[unknown if unknown is not None else 0]
     return specification
-
-
-def numbers(tensor: torch.Tensor) -> np.ndarray:
-    """Copy a tensor into an array of float32."""
-    return tensor.detach().numpy().astype(np.float32, copy=True)
-
-
-def set_linear(place: Any, *modules: Any) -> None:
-    """Set the weights of a linear layer to those of several modules, concatenated by rows."""
-    place.weight = np.concatenate([numbers(module.weight) for module in modules])
-    if modules[0].bias is not None:
-        place.bias = np.concatenate([numbers(module.bias) for module in modules])
-
-
-def set_norm(place: Any, module: Any) -> None:
-    """Set the weights of a layer norm."""
-    place.gamma, place.beta = numbers(module.weight), numbers(module.bias)
 
 
 def symbols_of(tokenizer: Any, rows: int) -> list[str]:

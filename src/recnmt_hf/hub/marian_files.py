@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping, Sequence
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -13,10 +16,10 @@ import torch
 import yaml
 from transformers import GenerationConfig, MarianTokenizer, PreTrainedTokenizerBase
 
-from .._loading_errors import read_bounded
+from .._loading_errors import MAX_BYTES, read_bounded, shorten
 from ..data.files import open_output, open_output_folder
 from ..data.languages import list_names
-from ..data.text import open_bytes
+from ..data.text import is_url, open_bytes
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import UserError, packages_of_extra
 from ..inference.backends.torch_model import check_weights
@@ -24,24 +27,41 @@ from ..inference.model_settings import start_id
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
 from ..training.processes import logger
+from ..training.recipe_yaml import load_yaml
 from .checked_copy import load_checked
 from .marian import save_imported
-from .marian_format import (
+from .marian_settings import (
     FURTHER,
+    IMPORTED_SETTINGS,
     OLD_OUTPUT,
     OUTPUT,
     OUTPUT_BIAS,
-    npz_content,
-    parse_settings,
+    WITHOUT_EFFECT,
+    Settings,
+    check_function,
     places_of,
-    read_marian_file,
+    settings_of,
 )
-from .marian_settings import IMPORTED_SETTINGS, WITHOUT_EFFECT, Settings, check_function, settings_of
 
 
 PADDING = "<pad>"
 # The byte of a line break, in SentencePiece models with byte fallback.
 NEWLINE = "<0x0A>"
+# Array with the settings of the model, as YAML text that ends in a NUL.
+SETTINGS = "special:model.yml"
+MAX_SETTINGS = 2**16  # bytes; the parser needs seconds for more
+VERSION = 1
+# Types of items in the binary format that do not depend on the processor, with those of numpy.
+PLAIN_TYPES: dict[int, np.dtype[Any]] = {0x404: np.dtype("<f4"), 0x402: np.dtype("<f2"), 0x101: np.dtype("i1")}
+# 8-bit matrices: of marian-nmt/marian-dev, and of the forks of browsermt and Mozilla.
+QUANTIZED_TYPES = (0x10001, 0x4101)
+# Marian transposes a matrix in blocks of this size before it rounds it, and mixes up one that has other dimensions.
+BLOCK = 16
+# Weights are hardly compressible; a file that expands to more times its size is made to fill the memory.
+MAX_EXPANSION = 8
+# Endings of arrays with the scale of a layer's input, for arithmetic in 8 bits.
+INPUT_SCALE = "_QuantMultA"
+CONVERSION = "Pass the .npz file, or convert that with marian-conv --gemm-type float32 or intgemm8"
 
 
 def import_marian_file(
@@ -63,37 +83,39 @@ def import_marian_file(
         search_settings (`str` or `Path`, *optional*): A YAML file for marian-decoder. Its beam size, length penalty and
             `allow-unk` become generation settings. Without it: greedy search without unknown tokens.
 
-    Returns:
-        `Path`: The folder of the model.
-
     Raises:
         UserError: A file is missing, damaged, or of another program; a setting or an array is not supported; or the
             files do not belong together. Nothing is written.
         FileExistsError: The output exists and is not empty.
     """
-
-    def content_of(path: str | Path) -> bytes:
-        with open_bytes(path) as opened:
-            return read_bounded(opened, str(path))
-
     file, path = read_marian_file(source), str(source)
     settings = search = Settings(file.settings, path)
     if search_settings is not None:
-        own = parse_settings(content_of(search_settings), str(search_settings))
+        own = parse_settings(read_bytes(search_settings), str(search_settings))
         search = Settings({**file.settings, **own}, str(search_settings), WITHOUT_EFFECT)
-    pieces = [parse_pieces(content_of(vocabulary), str(vocabulary)) for vocabulary in vocabularies]
+    pieces = [parse_pieces(read_bytes(vocabulary), str(vocabulary)) for vocabulary in vocabularies]
     is_shared = settings.fields()["share_encoder_decoder_embeddings"]
     controls = [(side.symbols[side.end], side.symbols[side.unknown]) for side in pieces]
     if (is_shared and pieces[0].content != pieces[1].content) or controls[0] != controls[1]:
         raise UserError(
-            f"{pieces[1].path} and {pieces[0].path} do not belong to one model: their end or unknown tokens have other "
-            "names, or the model has one vocabulary for both sides.",
-            field=pieces[1].path,
+            f"{vocabularies[1]} and {vocabularies[0]} do not belong to one model: their end or unknown tokens have "
+            "other names, or the model has one vocabulary for both sides.",
+            field=vocabularies[1],
         )
     model = build_model(file.arrays, settings, pieces)
-    model.generation_config = generation_settings(search, model.config, pieces[1])
+    config, beams = model.config, search["beam-size"]
+    suppressed = [] if search["allow-unk"] else [pieces[1].unknown]
+    if NEWLINE in pieces[1].symbols and not search["allow-special"]:
+        suppressed.append(pieces[1].symbols.index(NEWLINE))
+    model.generation_config = GenerationConfig(
+        num_beams=beams,
+        max_length=config.max_position_embeddings,
+        suppress_tokens=suppressed or None,
+        **({"length_penalty": float(search["normalize"])} if beams > 1 else {}),
+        **{name: getattr(config, name) for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")},
+    )
     with open_output_folder(output, must_be_new=True) as working, TemporaryDirectory() as folder:
-        made = [make_tokenizer(side, model.config, f"{folder}/{i}") for i, side in enumerate(pieces)]
+        made = [make_tokenizer(side, config, f"{folder}/{i}") for i, side in enumerate(pieces)]
         save_imported(model, TokenizerPair(made[0], None if is_shared else made[1]), working)
     if file.is_quantized:
         logger.info(
@@ -101,23 +123,11 @@ def import_marian_file(
             "its translations may differ where two have nearly equal scores."
         )
     logger.info(
-        f"To translate with Marian's settings: recnmt translate {output} --beams {search['beam-size']} "
+        f"To translate with Marian's settings: recnmt translate {output} --beams {beams} "
         f"--length-penalty-type hf --length-penalty {search['normalize']:g} --max-length-extra 0 "
         f"--max-length-factor {search['max-length-factor']:g}"
     )
     return Path(output)
-
-
-def generation_settings(search: Settings, config: NMTTransformerConfig, target: Pieces) -> GenerationConfig:
-    """Return the settings of `generate` that correspond to those of Marian's search."""
-    beams = search["beam-size"]
-    penalty = {"length_penalty": float(search["normalize"])} if beams > 1 else {}
-    ids = {name: getattr(config, name) for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
-    suppressed = [] if search["allow-unk"] else [target.unknown]
-    if NEWLINE in target.symbols and not search["allow-special"]:
-        suppressed.append(target.symbols.index(NEWLINE))
-    settings = {"num_beams": beams, "max_length": config.max_position_embeddings, "suppress_tokens": suppressed or None}
-    return GenerationConfig(**settings, **penalty, **ids)
 
 
 def build_model(
@@ -181,9 +191,6 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
             `NAME.source.spm` and `NAME.target.spm`) and `NAME.decoder.yml` for marian-decoder are written beside it.
         **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
 
-    Returns:
-        `Path`: The `.npz` file.
-
     Raises:
         UserError: Marian does not support the model or its tokenizers, or the files are damaged.
     """
@@ -191,7 +198,7 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
     model, tokenizers = load_checked(source, **kwargs)
     check_function(model.config)
     pieces = pieces_of(tokenizers)
-    sizes = [len(vocabulary.symbols) for vocabulary in pieces]
+    sizes = (len(pieces[0].symbols), len(pieces[1].symbols))
     state, start = model.state_dict(), start_id(model)
     if start < sizes[1] or state["model.decoder.embed_tokens.weight"][start].any():
         raise UserError(
@@ -203,7 +210,7 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
     imported, bias = getattr(model.config, IMPORTED_SETTINGS, None) or {}, state.get("final_logits_bias")
     omits_bias = imported.get("output-omit-bias", not imported)
     has_bias = bias is not None and bool(not omits_bias or bias[:, : sizes[1]].any())
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     for place in places_of(model.config, has_bias):
         for name, view in zip(place.arrays, place.views(state[place.parameter], sizes), strict=True):
             arrays[name] = np.ascontiguousarray(view.float().cpu().numpy())  # Marian reads only the order of C
@@ -220,22 +227,112 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
     }
     contents = {name: vocabulary.content for name, vocabulary in zip(names, pieces, strict=False)}
     contents[f"{output.stem}.decoder.yml"] = yaml.safe_dump(search, sort_keys=False).encode()
-    contents[output.name] = npz_content(
-        dict(sorted(arrays.items())), settings_of(model.config, (sizes[0], sizes[1]), has_bias)
-    )
+    settings = yaml.safe_dump(settings_of(model.config, sizes, has_bias), default_flow_style=False, width=math.inf)
+    text: Any = np.frombuffer(f"{settings}\0".encode(), np.int8)
+    np.savez(file := io.BytesIO(), **{SETTINGS: text, **dict(sorted(arrays.items()))})
+    contents[output.name] = file.getvalue()
     for name, content in contents.items():
-        with open_output(output.parent / name, binary=True) as file:
-            file.write(content)
+        with open_output(output.parent / name, binary=True) as written:
+            written.write(content)
     return output
 
 
-# -- vocabularies -----------------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+class MarianFile(NamedTuple):
+    """Content of a model's file."""
+
+    arrays: dict[str, np.ndarray]  # in float32, without scales of 8-bit arithmetic
+    settings: dict[str, Any]
+    is_quantized: bool  # whether the file has 8-bit matrices
+
+
+def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
+    with open_bytes(path) as file:
+        return read_bounded(file, str(path), most)
+
+
+def read_marian_file(path: str | Path) -> MarianFile:
+    """Read a model of Marian, a `.npz` file or a binary file by its content. No code in the file is run."""
+    content = read_bytes(path, MAX_BYTES + MAX_EXPANSION * (2**30 if is_url(path) else Path(path).stat().st_size))
+    arrays: dict[str, np.ndarray] = {}
+    settings, is_quantized = b"", False
+    try:
+        for name, array, is_rounded in read_npz(content) if content.startswith(b"PK") else read_binary(content):
+            if name == SETTINGS:
+                settings = array.tobytes()
+            elif name in arrays or array.dtype not in (np.float32, np.float16):
+                raise ValueError(f"the array {name[:60]} is there twice, or has the type {array.dtype}. {CONVERSION}")
+            elif not name.endswith(INPUT_SCALE):
+                arrays[name] = array.astype(np.float32)
+            is_quantized |= is_rounded
+    except Exception as error:  # numpy, zipfile, zlib and struct raise errors of many kinds without the file's name
+        reason = shorten(str(error) or type(error).__name__)
+        raise UserError(f"{path} is not an intact model of Marian: {reason}.", field=path) from error
+    return MarianFile(arrays, parse_settings(settings, str(path)), is_quantized)
+
+
+def parse_settings(content: bytes, path: str) -> dict[str, Any]:
+    """Return settings from the bytes of YAML text, which may end in a NUL."""
+    settings = None
+    if len(content) <= MAX_SETTINGS:
+        settings = load_yaml(content.split(b"\0")[0].decode("utf-8", "replace"), path)
+    if not isinstance(settings, dict):
+        raise UserError(f"{path} must have settings ({SETTINGS}), of at most {MAX_SETTINGS} bytes.", field=path)
+    return settings
+
+
+def read_npz(content: bytes) -> Iterator[tuple[str, np.ndarray, bool]]:
+    """Yield names and arrays of a `.npz` file, and `False`: none is rounded."""
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        if sum(entry.file_size for entry in archive.zip.infolist()) > MAX_BYTES + MAX_EXPANSION * len(content):
+            raise ValueError("its arrays are much larger than the file")
+        for name in archive.files:
+            yield name, archive[name], False
+
+
+def read_binary(content: bytes) -> Iterator[tuple[str, np.ndarray, bool]]:
+    """
+    Yield names and arrays of the binary format, and whether they were rounded to 8 bits. Little endian: version, number
+    of items, four numbers for each (length of its name, type, number of dimensions, length of its data), names, shapes,
+    padding, data.
+    """
+    file = io.BytesIO(content)
+
+    def numbers(count: int, kind: str = "Q") -> tuple[int, ...]:
+        layout = f"<{count}{kind}"
+        return struct.unpack(layout, file.read(struct.calcsize(layout)))
+
+    version, count = numbers(2)
+    if version != VERSION:
+        raise ValueError(f"it is neither a .npz file nor version {VERSION} of the binary format")
+    headers = [numbers(4) for _ in range(count)]
+    names = [file.read(header[0]).removesuffix(b"\0").decode("utf-8") for header in headers]
+    shapes = [numbers(header[2], "i") for header in headers]
+    file.read(*numbers(1))
+    for name, (_, kind, _, length), shape in zip(names, headers, shapes, strict=True):
+        data, size, is_embedding = file.read(length), math.prod(shape), "Wemb" in name
+        is_rounded = kind in QUANTIZED_TYPES
+        is_mixed_up = is_rounded and (len(shape) != 2 or (not is_embedding and any(n % BLOCK for n in shape)))
+        if is_mixed_up or not (is_rounded or kind in PLAIN_TYPES):
+            raise ValueError(f"the array {name[:60]} has the type 0x{kind:x} and the shape {shape}. {CONVERSION}")
+        dtype = np.dtype("i1") if is_rounded else PLAIN_TYPES[kind]
+        # 8-bit matrices are stored by columns, embeddings (in the forks only) by rows.
+        is_transposed = is_rounded and not is_embedding
+        array = np.frombuffer(data, dtype, count=size).reshape(shape[::-1] if is_transposed else shape)
+        if is_rounded:  # integers are divided by the number that follows them
+            (multiplier,) = struct.unpack_from("<f", data, size)
+            array = (array.T if is_transposed else array) / np.float32(multiplier)
+        yield name, array, is_rounded
+
+
+# -- vocabularies ------------------------------------------------------------------------------------------------------
 
 
 class Pieces(NamedTuple):
-    """A SentencePiece model: its file, its content, its symbols by id, and the ids of end and unknown token."""
+    """A SentencePiece model: its content, its symbols by id, and the ids of end and unknown token."""
 
-    path: str
     content: bytes
     symbols: list[str]
     end: int
@@ -253,7 +350,7 @@ def parse_pieces(content: bytes, path: str) -> Pieces:
             raise ValueError(f"no end token, no unknown token, two equal symbols, or {PADDING}")
     except Exception as error:  # sentencepiece does not name the file
         raise UserError(f"{path} is not a SentencePiece model of Marian: {error}.", field=path) from error
-    return Pieces(path, content, symbols, model.eos_id(), model.unk_id())
+    return Pieces(content, symbols, model.eos_id(), model.unk_id())
 
 
 def make_tokenizer(pieces: Pieces, config: NMTTransformerConfig, place: str) -> PreTrainedTokenizerBase:

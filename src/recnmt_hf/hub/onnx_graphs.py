@@ -102,16 +102,12 @@ class EncoderGraph(nn.Module):
         self.encoder = model.get_encoder()
         memories = {field.name for field in fields(self.encoder.output_class) if "memory" in field.metadata}
         self.read = {"last_hidden_state", *memories}
-        self.names: list[str] = []
 
-    def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *columns: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        """Compute the outputs; `columns` are the encoder's `source_inputs`, or missing."""
-        further = dict(zip(self.encoder.source_inputs, columns, strict=False))
-        outputs = self.encoder(input_ids=input_ids, attention_mask=attention_mask, **further, return_dict=True)
-        self.names = [name for name, value in outputs.items() if name in self.read and value is not None]
-        return tuple(outputs[name] for name in self.names)
+    def forward(self, input_ids: torch.Tensor, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Compute the outputs by name; `tensors` are the mask and the encoder's `source_inputs`."""
+        inputs = dict(zip(("attention_mask", *self.encoder.source_inputs), tensors, strict=True))
+        outputs = self.encoder(input_ids=input_ids, **inputs, return_dict=True)
+        return {name: value for name, value in outputs.items() if name in self.read and value is not None}
 
 
 class DecoderGraph(nn.Module):
@@ -120,10 +116,9 @@ class DecoderGraph(nn.Module):
     def __init__(self, model: Any, encoder_names: Sequence[str], cache_names: Sequence[str] = ()):
         super().__init__()
         self.model, self.encoder_names, self.cache_names = model, list(encoder_names), list(cache_names)
-        self.names: list[str] = []
 
-    def forward(self, decoder_input_ids: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Compute the outputs; `tensors` are those of the encoder, then the cache or the mask of the source."""
+    def forward(self, decoder_input_ids: torch.Tensor, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Compute the outputs by name; `tensors` are those of the encoder, then the cache or the mask of the source."""
         rows, count = decoder_input_ids.shape[0], len(self.encoder_names)
         if any(tensor.shape[0] != rows for tensor in tensors):  # the exporter uses this
             raise ValueError("Words, sources and cache have different batch sizes.")
@@ -138,10 +133,8 @@ class DecoderGraph(nn.Module):
             (inputs["attention_mask"],) = tensors[count:]
         outputs = self.model(**inputs, use_cache=True, return_dict=True)
         cached = flatten_cache(getattr(outputs, CACHE), "target" in self.model.config.sides_with_positions)
-        if self.cache_names:
-            cached = {name: tensor for name, tensor in cached.items() if name.startswith(OF_WORDS)}
-        self.names = ["logits", *(f"present.{name}" for name in cached)]
-        return outputs.logits, *cached.values()
+        kept = {name: tensor for name, tensor in cached.items() if not self.cache_names or name.startswith(OF_WORDS)}
+        return {"logits": outputs.logits, **{f"present.{name}": tensor for name, tensor in kept.items()}}
 
 
 def flatten_cache(cache: EncoderDecoderCache, needs_steps: bool) -> dict[str, torch.Tensor]:
@@ -168,32 +161,27 @@ def flatten_cache(cache: EncoderDecoderCache, needs_steps: bool) -> dict[str, to
 
 def fill_cache(cache: EncoderDecoderCache, tensors: dict[str, torch.Tensor]) -> None:
     """Put the tensors of [`flatten_cache`] into an empty cache."""
+
+    def parts_of(prefix: str) -> dict[str, torch.Tensor]:
+        return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+
     layers: Any = self_attention_cache(cache).layers
     sources: Any = cache.cross_attention_cache
-    by_layer: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
-        side, place, part = name.split(".", 2)
-        if place in SHARED:
-            getattr(sources, place)[part] = tensor
-        else:
-            by_layer.setdefault((side, int(place)), {})[part] = tensor
-    for (side, number), parts in by_layer.items():
-        if f"{side}." == OF_WORDS:
-            layer = layers[number]
-            first = next(iter(parts.values()))
-            layer.lazy_initialization(first, first)
+    for number, layer in enumerate(layers):
+        if parts := parts_of(f"{OF_WORDS}{number}."):
+            layer.lazy_initialization(*[next(iter(parts.values()))] * 2)
             if "keys" in parts:
-                layer.keys, layer.values = parts.pop("keys"), parts.pop("values")
-            steps = parts.pop(STEPS, None)
-            for name, state in parts.items():
-                layer.states[name.removeprefix("states.")] = state
-                layer.steps_seen = 1 if steps is None else steps[0].clone()
-            continue
-        layer = sources.layers[number]
-        for name in [name for name in parts if name.endswith(".keys")]:
-            memory = name.removesuffix(".keys")
-            layer.store(memory, parts[name], parts[f"{memory}.values"])
+                layer.keys, layer.values = parts["keys"], parts["values"]
+            if states := parts_of(f"{OF_WORDS}{number}.states."):
+                layer.states |= states
+                layer.steps_seen = parts[STEPS][0].clone() if STEPS in parts else 1
+    for number, layer in enumerate(sources.layers):
+        parts = parts_of(f"{OF_SOURCE}{number}.")
+        for memory in (name.removesuffix(".keys") for name in parts if name.endswith(".keys")):
+            layer.store(memory, parts[f"{memory}.keys"], parts[f"{memory}.values"])
             cache.is_updated[number] = True
+    for kind in SHARED:
+        getattr(sources, kind).update(parts_of(f"{OF_SOURCE}{kind}."))
 
 
 # -- export ------------------------------------------------------------------------------------------------------------
@@ -221,32 +209,34 @@ def graphs_of(model: Any) -> dict[str, Any]:
     attention_mask = torch.ones_like(input_ids)
     attention_mask[1, words_length:] = 0
     target = input_ids[:, :words_length].contiguous()
-    of_source = {0: batch, 1: source}
+    for name in ("torch.onnx._internal.exporter", "onnxscript"):  # they warn of optional optimizations
+        logging.getLogger(name).setLevel(logging.ERROR)
 
-    encoder = EncoderGraph(model)
-    columns = tuple(columns_of(model, input_ids).values())
-    names = ["input_ids", "attention_mask", *columns_of(model, input_ids)]
-    encoded = encoder(input_ids, attention_mask, *columns)
-    encoder_axes: Any = (of_source, of_source, *((tuple(of_source for _ in columns),) if columns else ()))
-    programs = {ENCODER: export(encoder, (input_ids, attention_mask, *columns), names, encoder_axes)}
+    def export(graph: nn.Module, inputs: dict[str, torch.Tensor], of_words: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Return the graph, without inputs that it does not read, and its outputs by name."""
+        outputs, lengths = graph.eval()(*inputs.values()), {length: source, words_length: of_words}
+        first, *others = (
+            {0: batch, **{axis: lengths[size] for axis, size in enumerate(tensor.shape) if axis and size in lengths}}
+            for tensor in inputs.values()
+        )
+        settings: dict[str, Any] = {"input_names": list(inputs), "dynamic_shapes": (first, tuple(others))}
+        with warnings.catch_warnings(action="ignore"):
+            program: Any = torch.onnx.export(graph, tuple(inputs.values()), dynamo=True, verbose=False, **settings)
+        inner = program.model.graph
+        for value in [value for value in inner.inputs if not value.uses()]:
+            inner.inputs.remove(value)
+        for value, name in zip(inner.outputs, outputs, strict=True):
+            value.name = name
+        return program, outputs
 
-    decoder = DecoderGraph(model, encoder.names)
-    shapes = tuple(free_axes(tensor, {length: source}, batch) for tensor in encoded)
-    names = ["decoder_input_ids", *encoder.names, "attention_mask"]
-    inputs = (target, *encoded, attention_mask)
-    _, *cached = decoder(*inputs)
-    programs[DECODER] = export(decoder, inputs, names, ({0: batch, 1: words}, (*shapes, of_source)))
-
-    cache_names = [name.removeprefix("present.") for name in decoder.names[1:]]
-    step = DecoderGraph(model, encoder.names, cache_names)
-    axes = [
-        free_axes(tensor, {words_length: read} if name.startswith(OF_WORDS) else {length: source}, batch)
-        for name, tensor in zip(cache_names, cached, strict=True)
-    ]
-    inputs = (target[:, :1], *encoded, *cached)
-    step(*inputs)  # sets the names of its outputs
-    names = ["decoder_input_ids", *encoder.names, *(f"past.{name}" for name in cache_names)]
-    programs[STEP] = export(step, inputs, names, ({0: batch}, (*shapes, *axes)))
+    programs = {}
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **columns_of(model, input_ids)}
+    programs[ENCODER], encoded = export(EncoderGraph(model), inputs, words)
+    inputs = {"decoder_input_ids": target, **encoded, "attention_mask": attention_mask}
+    programs[DECODER], outputs = export(DecoderGraph(model, list(encoded)), inputs, words)
+    cache = {name.removeprefix("present."): tensor for name, tensor in outputs.items() if name != "logits"}
+    inputs = {"decoder_input_ids": target[:, :1], **encoded, **{f"past.{name}": one for name, one in cache.items()}}
+    programs[STEP], _ = export(DecoderGraph(model, list(encoded), list(cache)), inputs, read)
     return programs
 
 
@@ -255,32 +245,10 @@ def columns_of(model: Any, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: torch.zeros_like(input_ids) for name in model.get_encoder().source_inputs}
 
 
-def free_axes(tensor: torch.Tensor, lengths: dict[int, Any], batch: Any) -> dict[int, Any]:
-    """Return the dynamic axes of a tensor: the first, and those whose size is one of the lengths."""
-    return {0: batch, **{axis: lengths[size] for axis, size in enumerate(tensor.shape) if axis and size in lengths}}
-
-
-def export(
-    graph: EncoderGraph | DecoderGraph, inputs: tuple[torch.Tensor, ...], names: Sequence[str], axes: Any
-) -> Any:
-    """Export a graph, without inputs that it does not read."""
-    for name in ("torch.onnx._internal.exporter", "onnxscript"):  # they warn of optional optimizations
-        logging.getLogger(name).setLevel(logging.ERROR)
-    with warnings.catch_warnings(action="ignore"):
-        program: Any = torch.onnx.export(
-            graph.eval(), inputs, input_names=list(names), dynamic_shapes=axes, dynamo=True, verbose=False
-        )
-    inner = program.model.graph
-    for value in [value for value in inner.inputs if not value.uses()]:
-        inner.inputs.remove(value)
-    for value, name in zip(inner.outputs, graph.names, strict=True):
-        value.name = name
-    return program
-
-
 def save_graphs(programs: dict[str, Any], folder: Path) -> None:
     """Save the graphs, and one file with the weights of all of them, without duplicates."""
     import onnx_ir  # part of onnxscript
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     places: dict[tuple[Any, ...], tuple[int, int]] = {}
     with open(folder / WEIGHTS, "wb") as file:
@@ -300,14 +268,7 @@ def save_graphs(programs: dict[str, Any], folder: Path) -> None:
                 value.const_value = onnx_ir.ExternalTensor(WEIGHTS, offset, length, tensor.dtype, **about)
     for name in GRAPHS:
         model = programs[name].model
-        # The exporter's notes on the origin of each node in the code contain paths of this machine.
-        for graph in (model.graph, *model.functions.values()):
-            graph.metadata_props.clear()
-            for node in graph.all_nodes():
-                node.metadata_props.clear()
-                node.doc_string = None
-                for value in node.outputs:
-                    value.metadata_props.clear()
+        ClearMetadataAndDocStringPass()(model)  # notes on the origin of each node contain paths of this machine
         model.metadata_props.clear()
         onnx_ir.save(model, folder / name)
 
