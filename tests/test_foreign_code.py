@@ -57,9 +57,9 @@ LISTED_TRUST = {
     "_plain_card.py: usage: text": "code for readers; the package runs it in run_isolated alone",
 }
 LISTED_SENDS = {
-    "hub/spaces.py: prepare_space: huggingface_hub.HfApi": "asks for commit and files of a model that the user names",
-    "hub/spaces.py: prepare_space: huggingface_hub.SpaceCard": "text of a file",
-    "hub/spaces.py: prepare_space: huggingface_hub.SpaceCardData": "text of a file",
+    "hub/publishing.py: prepare_space: huggingface_hub.HfApi": "asks for commit and files of a named model",
+    "hub/publishing.py: prepare_space: huggingface_hub.SpaceCard": "text of a file",
+    "hub/publishing.py: prepare_space: huggingface_hub.SpaceCardData": "text of a file",
     "inference/model_settings.py: read_model_task: huggingface_hub.hf_hub_download": "reads a file of the loaded model",
     "hub/publishing.py: upload: huggingface_hub.HfApi": "uploads after check_contents",
     "hub/publishing.py: explained_requests: huggingface_hub.utils.get_token": "masks the token in an error",

@@ -72,7 +72,7 @@ def repository_folder(run_folder, tmp_path_factory):
 
 @pytest.mark.slow
 def test_what_a_repository_holds(run_folder, repository_folder):
-    names = {name for name, _ in files_of(repository_folder)}
+    names = set(files_of(repository_folder))
     for needed in (
         *("README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"),
         *("target_tokenizer/tokenizer.json", "modeling_gret.py", "configuration_gret.py", "seq2seq_base.py"),
@@ -89,7 +89,7 @@ def test_what_a_repository_holds(run_folder, repository_folder):
     assert str(run_folder.parent).encode() not in everything and b"private" not in everything
     translated = (repository_folder / "translations/test.de").read_text().splitlines()
     assert len(translated) == 5 and translated == (run_folder / "model-test.de").read_text().splitlines()
-    text = listing(files_of(repository_folder))
+    text = listing(repository_folder)
     assert text.splitlines()[-1].startswith(f"{len(names)} files") and "model.safetensors" in text
 
 
@@ -388,7 +388,7 @@ def recipe_yaml(run_folder):
 def prepared(folder, tmp_path):
     """Name and content of each file of the repository that a model's folder becomes."""
     out = prepare_repository(folder, tmp_path / "out", "tester/model")
-    return {name: (out / name).read_bytes() for name, _ in files_of(out)}
+    return {name: (out / name).read_bytes() for name in files_of(out)}
 
 
 def test_the_recipe_of_a_run_is_published_with_its_own_model_alone(run_folder, tmp_path, capsys):

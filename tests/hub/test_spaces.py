@@ -16,8 +16,7 @@ from other_processes import other_process
 from user_errors import rejects
 
 import recnmt_hf
-from recnmt_hf.hub.publishing import SPACE_FILES, check_contents, files_of
-from recnmt_hf.hub.spaces import prepare_space, requirements
+from recnmt_hf.hub.publishing import SPACE_FILES, check_contents, files_of, prepare_space, requirements
 
 
 gradio = pytest.importorskip("gradio")
@@ -25,7 +24,7 @@ gradio = pytest.importorskip("gradio")
 UPLOAD = """
     from pathlib import Path
     from recnmt_hf.hub.publishing import Destination, upload
-    from recnmt_hf.hub.spaces import prepare_space
+    from recnmt_hf.hub.publishing import prepare_space
     from recnmt_hf.models.user_errors import UserError
     try:
         folder = Path({folder!r})
@@ -43,7 +42,7 @@ def space(tiny_folder, tmp_path_factory):
 
 
 def test_what_a_space_holds(space, tiny_folder):
-    names = {name for name, _ in files_of(space)}
+    names = set(files_of(space))
     own = space_model(tiny_folder)
     assert {name for name in names if not name.startswith("models/")} == set(SPACE_FILES)
     assert len((space / "app.py").read_text().splitlines()) <= 20
@@ -118,7 +117,7 @@ def test_uploading_a_space(space, tiny_folder, tmp_path):
             return said, hub.uploaded[before:]
 
         said, sent = send(space, private=True, tag="v1")
-        assert f"{address}/" in said and set(sent) == {name for name, _ in files_of(space)}
+        assert f"{address}/" in said and set(sent) == set(files_of(space))
         assert hub.repositories["tester/page"].private and send(space)[1] == []
         (space / "models" / space_model(tiny_folder) / "README.md").write_text("A card.\n")
         assert send(space)[1] == [f"models/{space_model(tiny_folder)}/README.md"]

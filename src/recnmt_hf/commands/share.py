@@ -48,8 +48,7 @@ def run_publish(args: argparse.Namespace) -> None:
     from ..data.files import partial_folder
     from ..data.text import read_lines
     from ..hub.card import write_card
-    from ..hub.publishing import Destination, files_of, listing, prepare_repository, upload
-    from ..hub.spaces import prepare_space
+    from ..hub.publishing import Destination, listing, prepare_repository, prepare_space, upload
     from ..inference.codec import check_text
 
     models = [*args.model, *([] if args.name is None else [args.name])]
@@ -76,7 +75,7 @@ def run_publish(args: argparse.Namespace) -> None:
         else:
             shard = {} if args.shard_size is None else {"shard": args.shard_size}
             folder = prepare_repository(models[0], output, args.name, **shard, **card)
-        print(listing(files_of(folder)), flush=True)
+        print(listing(folder), flush=True)
         if args.dry_run:
             print(f"{folder}: nothing was uploaded.")
             return

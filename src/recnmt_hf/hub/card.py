@@ -65,10 +65,7 @@ def write_card(
         sentence (`str`, *optional*): Sentence that the code translates; by default an example of the run.
         notes (`str`, *optional*): Markdown that follows the scores.
         template (`str` or `Path`, *optional*): A Jinja template in place of `card_template.md`. It gets `card_data`
-            (the metadata as YAML), `evidence`, and the values of [`template_values`].
-
-    Returns:
-        `Path`: The card, `README.md` in the model's folder.
+            (the metadata as YAML), `evidence`, and the other values of that template.
 
     Raises:
         UserError: The folder has no model, or one that cannot translate; the code of the card fails; `README.md` is a
@@ -97,11 +94,18 @@ def card_of_copy(
     template: str | Path | None = None,
 ) -> ModelCard:
     """Return the card of a model in a folder that [`write_checked_copy`] wrote, whose code is trusted."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES  # slow to load
+
     config = AutoConfig.from_pretrained(copy, trust_remote_code=False)
     is_joint = not (copy / TARGET_TOKENIZER).is_dir()
-    sentence = sentence or evidence.example or "..."
-    title = short_name(name)
-    values: dict[str, Any] = {
+    sentence, title = sentence or evidence.example or "...", short_name(name)
+    tests, training, tokenizer = evidence.tests, evidence.training, evidence.tokenizer
+    task, family = task_of(evidence), FAMILIES.get(config.model_type)
+    symbols = {tokenizer["source_symbols"], tokenizer["target_symbols"]} if tokenizer else set()
+    processes = training.get("processes", 1)
+    # transformers' own models do not declare which sides have positions.
+    has_limit = "source" in getattr(config, "sides_with_positions", ("source",))
+    values = {
         "title": title,
         "name": name,
         "source": SOURCE,
@@ -111,7 +115,26 @@ def card_of_copy(
         "quoted_name": quote(name),
         "notes": (notes or "").strip(),
         "sentencepiece": any(copy.rglob("*.spm")),  # MarianMT's tokenizers
-        **template_values(config, evidence),
+        "evidence": evidence,
+        "family": family.prefix if family else config.model_type,
+        "languages": [LANGUAGES.get(main_language(code), "").title() or code for code in evidence.languages],
+        "task": task,
+        "item": "text" if task == "summarization" else "sentence",
+        "score_table": score_table(tests),
+        "signatures": list(dict.fromkeys(test.signature for test in tests)),
+        "decodings": list(dict.fromkeys(describe_decoding(test) for test in tests)),
+        "significance_tests": list(dict.fromkeys(test.test for test in tests if test.test)),
+        "paper": family.paper if family else "",
+        "citation": family.citation.strip() if family else "",
+        "paper_table": paper_table(family.tables, evidence) if family else "",
+        "symbols": [f"{count:,}" for count in sorted(symbols)],
+        "duration": duration(training.get("seconds") or 0),
+        "processes": f"{processes} times " if processes > 1 else "",
+        "curve_table": curve_table(evidence.curve),
+        "versions": ", ".join(f"{name} {number}" for name, number in evidence.versions.items()),
+        "recipe": yaml.safe_dump(evidence.recipe, sort_keys=False, allow_unicode=True, width=110).strip(),
+        "reads_trees": tree_options(config) is not None,
+        "max_source_length": getattr(config, "max_position_embeddings", None) if has_limit else None,
     }
     text = Path(template or TEMPLATE).read_text(encoding="utf-8")
     return ModelCard.from_template(card_data(config, evidence, title, license), template_str=text, **values)
@@ -156,74 +179,52 @@ def describe_decoding(test: TestScore) -> str:
     return f"Beam {beams}{penalty}{rest}"
 
 
-def template_values(config: Any, evidence: Evidence) -> dict[str, Any]:
-    """Return the values of the template that follow from configuration and evidence."""
-    from transformers.models.whisper.tokenization_whisper import LANGUAGES  # slow to load
-
-    tests, training, tokenizer = evidence.tests, evidence.training, evidence.tokenizer
-    task, family = task_of(evidence), FAMILIES.get(config.model_type)
-    symbols = {tokenizer["source_symbols"], tokenizer["target_symbols"]} if tokenizer else set()
-    processes = training.get("processes", 1)
-    # transformers' own models do not declare which sides have positions.
-    has_limit = "source" in getattr(config, "sides_with_positions", ("source",))
-    return {
-        "evidence": evidence,
-        "family": family.prefix if family else config.model_type,
-        "languages": [LANGUAGES.get(main_language(code), "").title() or code for code in evidence.languages],
-        "task": task,
-        "item": "text" if task == "summarization" else "sentence",
-        "score_table": score_table(tests),
-        "signatures": list(dict.fromkeys(test.signature for test in tests)),
-        "decodings": list(dict.fromkeys(describe_decoding(test) for test in tests)),
-        "significance_tests": list(dict.fromkeys(test.test for test in tests if test.test)),
-        "paper": family.paper if family else "",
-        "citation": family.citation.strip() if family else "",
-        "paper_table": paper_table(family.tables, evidence) if family else "",
-        "symbols": [f"{count:,}" for count in sorted(symbols)],
-        "duration": duration(training.get("seconds") or 0),
-        "processes": f"{processes} times " if processes > 1 else "",
-        "curve_table": curve_table(evidence.curve),
-        "versions": ", ".join(f"{name} {number}" for name, number in evidence.versions.items()),
-        "recipe": yaml.safe_dump(evidence.recipe, sort_keys=False, allow_unicode=True, width=110).strip(),
-        "reads_trees": tree_options(config) is not None,
-        "max_source_length": getattr(config, "max_position_embeddings", None) if has_limit else None,
-    }
-
-
 def score_table(tests: Sequence[TestScore]) -> str:
     """Return the table of scores, with baselines and p-values if available."""
-    kinds = list(dict.fromkeys(kind for test in tests for kind in test.scores))
-    heads = ["test set", "sentences", *(METRIC_NAMES.get(kind, kind) for kind in kinds)]
-    rows = [[*heads, "length ratio", "baseline", "p"]]
+    kinds = {kind: METRIC_NAMES.get(kind, kind) for test in tests for kind in test.scores}
+    rows = []
     for test in tests:
-        name = test.name if test.references == 1 else f"{test.name} ({test.references} references)"
-        scores = " / ".join(number(test.baseline_scores.get(kind)) for kind in kinds)
-        baseline = f"{scores} ({test.baseline})" if test.baseline else ""
-        row = [name, f"{test.sentences:,}", *(number(test.scores.get(kind)) for kind in kinds)]
-        rows.append([*row, number(test.length_ratio, 3), baseline, number(test.p_value, 3)])
+        baseline = " / ".join(number(test.baseline_scores.get(kind)) for kind in kinds)
+        rows.append(
+            {
+                "test set": test.name if test.references == 1 else f"{test.name} ({test.references} references)",
+                "sentences": f"{test.sentences:,}",
+                **{name: number(test.scores.get(kind)) for kind, name in kinds.items()},
+                "length ratio": number(test.length_ratio, 3),
+                "baseline": f"{baseline} ({test.baseline})" if test.baseline else "",
+                "p": number(test.p_value, 3),
+            }
+        )
     if average := average_of(tests):
-        rows.append([AVERAGE, "", *(number(average.get(kind)) for kind in kinds), "", "", ""])
-    return markdown_table(filled_columns(rows)) if tests else ""
+        rows.append({"test set": AVERAGE, **{name: number(average.get(kind)) for kind, name in kinds.items()}})
+    return filled_table(rows)
 
 
 def paper_table(tables: Sequence[PaperTable], evidence: Evidence) -> str:
-    """Return the paper's comparisons without empty columns, those of the model's languages if there are any."""
+    """Return the paper's comparisons, those of the model's languages if there are any."""
     tables = [table for table in tables if table.kind == "main"]
     tables = [table for table in tables if list(table.task.languages) == evidence.languages] or tables
     firsts = [(test, next(iter(test.scores), "")) for test in evidence.tests]
     own = " / ".join(f"{test.name} {number(test.scores.get(kind))}" for test, kind in firsts)
     gains = [(test.scores.get(kind), test.baseline_scores.get(kind)) for test, kind in firsts]
     own_differences = " / ".join(f"{new - old:+.2f}" for new, old in gains if new is not None and old is not None)
-    rows = [["task", "size", "metric", "baseline", "the paper's", "difference", "this model", "its difference"]]
+    rows = []
     for table in tables:
         scores, differences = table.texts(table.own.system)
-        scores += f" (p {table.own.p})" if table.own.p else ""
-        baseline = "" if table.own is table.baseline else table.texts(table.baseline.system)[0]
-        task = f"{table.task.name} {' / '.join(table.task.tests)}"
         is_same = list(table.task.languages) == evidence.languages and evidence.model.get("preset") == table.size
-        ours = [own, own_differences] if is_same else ["", ""]
-        rows.append([task, table.size, table.task.metric, baseline, scores, differences, *ours])
-    return markdown_table(filled_columns(rows)) if tables else ""
+        rows.append(
+            {
+                "task": f"{table.task.name} {' / '.join(table.task.tests)}",
+                "size": table.size,
+                "metric": table.task.metric,
+                "baseline": "" if table.own is table.baseline else table.texts(table.baseline.system)[0],
+                "the paper's": scores + (f" (p {table.own.p})" if table.own.p else ""),
+                "difference": differences,
+                "this model": own if is_same else "",
+                "its difference": own_differences if is_same else "",
+            }
+        )
+    return filled_table(rows)
 
 
 def duration(seconds: float) -> str:
@@ -236,16 +237,15 @@ def duration(seconds: float) -> str:
 def curve_table(curve: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of at most [`MAX_ROWS`] evaluations with means of outputs, evenly spread, including the last."""
     evaluated = [row for row in curve if "eval_loss" in row]
-    if not evaluated:
-        return ""
     means = sorted({name for row in evaluated for name in row if name.startswith("mean_")})
-    heads = [f"validation {METRIC_NAMES.get(name, name)}" for name in VALIDATION_METRICS]
-    rows = [["step", *heads, *(f"training {name.removeprefix('mean_')}" for name in means)]]
-    last, count = len(evaluated) - 1, min(MAX_ROWS, len(evaluated))
+    last, count, rows = len(evaluated) - 1, min(MAX_ROWS, len(evaluated)), []
     for row in (evaluated[round(k * last / max(count - 1, 1))] for k in range(count)):
-        values = [number(row.get(f"eval_{name}"), 3 if name == "loss" else 2) for name in VALIDATION_METRICS]
-        rows.append([f"{row['step']:,}", *values, *(number(row.get(name), 3) for name in means)])
-    return markdown_table(filled_columns(rows))
+        cells = {"step": f"{row['step']:,}"}
+        for name in VALIDATION_METRICS:
+            digits = 3 if name == "loss" else 2
+            cells[f"validation {METRIC_NAMES.get(name, name)}"] = number(row.get(f"eval_{name}"), digits)
+        rows.append(cells | {f"training {name.removeprefix('mean_')}": number(row.get(name), 3) for name in means})
+    return filled_table(rows)
 
 
 def card_data(config: Any, evidence: Evidence, title: str, license: str | None) -> ModelCardData:
@@ -294,9 +294,10 @@ def number(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def filled_columns(rows: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return the rows of a table without columns that are empty but for their header."""
-    return list(zip(*(column for column in zip(*rows, strict=True) if any(column[1:])), strict=True))
+def filled_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return a Markdown table of cells by header, without empty columns; empty without rows."""
+    heads = [head for head in (rows[0] if rows else ()) if any(row.get(head) for row in rows)]
+    return markdown_table([heads, *([row.get(head, "") for head in heads] for row in rows)]) if rows else ""
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:

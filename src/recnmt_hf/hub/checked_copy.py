@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,31 +39,25 @@ def check_fields(config: Any, engine: str, needed: Mapping[str, Sequence[Any]]) 
             )
 
 
-def load_checked(
-    source: str | Path, check: Callable[[Any], None] = lambda model: None, **kwargs: Any
-) -> tuple[Any, TokenizerPair]:
-    """Load a model with the checks of `recnmt translate` and with `check`; no code of its folder is run."""
+def load_checked(source: str | Path, **kwargs: Any) -> tuple[Any, TokenizerPair]:
+    """Load a model with the checks of `recnmt translate`; no code of its folder is run."""
     source = folder_of_model(source)
     model = load_model(source, "cpu", **kwargs)
     check_weights(model)
-    check(model)
     tokenizers = TokenizerPair.load(source, **kwargs)
     tokenizers.check(model)
     return model, tokenizers
 
 
-def write_checked_copy(
-    folder: Path, copy: Path, adjust: Callable[[Any], None] = lambda model: None, shard: str = SHARD
-) -> None:
+def write_checked_copy(folder: Path, copy: Path, shard: str = SHARD) -> None:
     """
-    Save what [`load_checked`] loads in an empty or new folder. `adjust` changes the model first, `shard` is the maximum
-    size of a file of weights. No code of the folder is copied, and the copy refers to no other repository, so it can be
-    loaded with `trust_remote_code=True`.
+    Save what [`load_checked`] loads in an empty or new folder; `shard` is the maximum size of a file of weights. No
+    code of the folder is copied, and the copy refers to no other repository, so it can be loaded with
+    `trust_remote_code=True`.
     """
     model, tokenizers = load_checked(folder)
     if not type(model).__module__.startswith(("recnmt_hf.", "transformers.")):
         raise UserError(f"{folder} has the class {type(model).__qualname__}, which is not published.", field=folder)
-    adjust(model)
     # The entry may name code of any repository or folder. Saving adds the code that was loaded.
     vars(model.config).pop("auto_map", None)
     model.save_pretrained(copy, max_shard_size=shard)

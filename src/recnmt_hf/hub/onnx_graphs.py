@@ -72,7 +72,12 @@ def export_onnx(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
     with packages_of_extra("onnx", "Export to ONNX"):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
-    model, tokenizers = load_checked(source, check_family, **kwargs)
+    model, tokenizers = load_checked(source, **kwargs)
+    # Models whose cache has no graphs, and random outputs, which would ignore a seed.
+    field = model.config.random_field if hasattr(model, "init_from_baseline") else "model_type"
+    if field is not None:
+        value = short_repr(getattr(model.config, field))
+        raise UserError(f"ONNX does not support {field}={value}. Use `recnmt translate`.", field=field)
     model = model.float()
     with open_output_folder(output, must_be_new=True) as working:
         programs = graphs_of(model)
@@ -81,14 +86,6 @@ def export_onnx(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
         write_settings(model, source, working, format="onnx", quantization="float32")
         check_logits(model, OnnxModel(working, "cpu"))
     return Path(output)
-
-
-def check_family(model: Any) -> None:
-    """Raise `UserError` for models whose cache has no graphs, and for random outputs, which would ignore a seed."""
-    field = model.config.random_field if hasattr(model, "init_from_baseline") else "model_type"
-    if field is not None:
-        value = short_repr(getattr(model.config, field))
-        raise UserError(f"ONNX does not support {field}={value}. Use `recnmt translate`.", field=field)
 
 
 # -- modules of the graphs ---------------------------------------------------------------------------------------------

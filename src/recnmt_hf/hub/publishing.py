@@ -1,34 +1,40 @@
-"""Prepare a trained model as a repository of the Hub, and upload it."""
+"""Prepare a trained model as a repository of the Hub, or models as a Space with `recnmt demo`, and upload them."""
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatch
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, SpaceCard, SpaceCardData
 from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.utils import get_token
+from packaging.requirements import Requirement
+from transformers import GenerationConfig
 
-from .._loading_errors import shorten
+from .. import __version__
+from .._loading_errors import looks_local, shorten
 from .._plain_card import CARD
 from ..data.files import open_output_folder
 from ..data.tree_inputs import RELATIONS_FILE
-from ..errors import UserError
-from ..models.user_errors import remember_secrets
+from ..errors import UserError, packages_of_extra, short_repr
+from ..models.user_errors import masked, remember_secrets
 from ..training.checkpoints import RECIPE
 from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, without_private
 from ..training.processes import logger
 from ..training.recipe import Recipe
 from ..training.recipe_yaml import dump_yaml
 from .card import card_of_copy
-from .checked_copy import SHARD, model_folder, write_checked_copy
+from .checked_copy import SHARD, model_folder, short_name, write_checked_copy
 
 
 # Files that a repository may contain. Nothing else is ever uploaded.
@@ -47,6 +53,10 @@ REPLACED = (
 # The models of a Space, by which it is recognized, and its files besides their folders.
 SPACE, MODELS = "recnmt_space.json", "models"
 SPACE_FILES = (CARD, "app.py", "requirements.txt", SPACE)
+# Files of models that a Space downloads.
+FILES = (*(pattern for pattern in ALLOWED if pattern != "*.py"), "*.model")
+# Torch without CUDA: the free Spaces have no GPU.
+INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 # Access tokens of the Hub, and escapes of JSON, YAML, Python and Markdown before or within one.
 TOKEN = re.compile(r"(?<![A-Za-z0-9])hf_(?:[a-z]+_)?[A-Za-z0-9]{20,}")
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[abfnrtv0]|(.))", re.DOTALL)
@@ -64,7 +74,6 @@ class Destination:
     message: str | None = None
     tag: str | None = None
     collection: str | None = None  # slug of a collection to add the model to
-    token: str | None = field(default=None, repr=False)  # access token; by default the stored one
 
 
 def prepare_repository(source: str | Path, output: str | Path, name: str, shard: str = SHARD, **card: Any) -> Path:
@@ -79,9 +88,6 @@ def prepare_repository(source: str | Path, output: str | Path, name: str, shard:
         shard (`str`, *optional*): Largest file of weights.
         **card: `license`, `sentence`, `notes` and `template` as for [`~recnmt_hf.hub.card.write_card`].
 
-    Returns:
-        `Path`: The folder of the repository.
-
     Raises:
         UserError: The model is incomplete or does not match its tokenizers; the code of the card fails; a text contains
             an access token.
@@ -90,22 +96,18 @@ def prepare_repository(source: str | Path, output: str | Path, name: str, shard:
     folder = model_folder(source)
     check_links(folder)
     evidence = Evidence.load(folder)
-
-    def set_generation(model: Any) -> None:
-        """
-        Set the beams and the exponent of the length penalty of the model's tests for `model.generate`, which divides by
-        the length itself, and a limit of 256 tokens if training set none.
-        """
-        config = model.generation_config
-        decoding = evidence.tests[0].decoding if evidence.tests else {}
-        config.num_beams = decoding.get("beams", config.num_beams)
-        if decoding and (config.num_beams or 1) > 1:
-            config.length_penalty = float(decoding.get("length_penalty", 1.0))
-        if config.max_length is None and config.max_new_tokens is None:
-            config.max_length = 256
-
     with open_output_folder(output, must_be_new=True) as working:
-        write_checked_copy(folder, working, set_generation, shard)
+        write_checked_copy(folder, working, shard)
+        # `model.generate` gets beams and length penalty of the tests, although it divides by the length itself, and a
+        # limit if training set none.
+        generation: Any = GenerationConfig.from_pretrained(working)
+        decoding = evidence.tests[0].decoding if evidence.tests else {}
+        generation.num_beams = decoding.get("beams", generation.num_beams)
+        if decoding and (generation.num_beams or 1) > 1:
+            generation.length_penalty = float(decoding.get("length_penalty", 1.0))
+        if generation.max_length is None and generation.max_new_tokens is None:
+            generation.max_length = 256
+        generation.save_pretrained(working)
         (working / CARD).write_text(card_of_copy(working, evidence, name, **card).content, encoding="utf-8")
         if (folder / EVIDENCE).is_file():
             evidence.save(working)
@@ -149,10 +151,10 @@ def recipe_of(folder: Path, evidence: Evidence) -> str | None:
     return None
 
 
-def files_of(folder: Path) -> list[tuple[str, int]]:
-    """Return names and sizes of the files of a prepared repository."""
+def files_of(folder: Path) -> list[str]:
+    """Return the names of the files of a prepared repository."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
-    return [(path.relative_to(folder).as_posix(), path.lstat().st_size) for path in paths]
+    return [path.relative_to(folder).as_posix() for path in paths]
 
 
 def is_allowed(name: str, kind: str = "model") -> bool:
@@ -166,7 +168,7 @@ def is_allowed(name: str, kind: str = "model") -> bool:
 
 def check_contents(folder: Path, kind: str = "model") -> None:
     """Raise `UserError` if a file is not allowed in a repository, is a link, or contains an access token."""
-    for name, _ in files_of(folder):
+    for name in files_of(folder):
         path = folder / name
         if path.is_symlink() or not is_allowed(name, kind):
             raise UserError(f"{name} is a symbolic link, or not a file that a repository may contain.", field=name)
@@ -191,7 +193,7 @@ def contains_token(content: bytes) -> bool:
 
 def upload(folder: str | Path, to: Destination) -> str:
     """
-    Upload the output of [`prepare_repository`] or [`~recnmt_hf.hub.spaces.prepare_space`] in one commit, and return the
+    Upload the output of [`prepare_repository`] or [`prepare_space`] in one commit, and return the
     address of the commit or pull request. Unchanged files are not sent again.
 
     Raises:
@@ -200,12 +202,12 @@ def upload(folder: str | Path, to: Destination) -> str:
     """
     folder = Path(folder)
     check_contents(folder, to.kind)
-    api = HfApi(token=to.token)
+    api = HfApi()
     kind: dict[str, Any] = {"repo_type": to.kind}
-    with explained_requests(to.name, to.token):
+    with explained_requests(to.name):
         sdk = "gradio" if to.kind == "space" else None
         created = api.create_repo(to.name, private=to.private, exist_ok=True, repo_type=to.kind, space_sdk=sdk)
-        name = str(created.repo_id)
+        name = created.repo_id
         if to.branch is not None:
             api.create_branch(name, branch=to.branch, exist_ok=True, **kind)
         present = api.list_repo_files(name, revision=to.branch, **kind)
@@ -215,15 +217,12 @@ def upload(folder: str | Path, to: Destination) -> str:
             if {SPACE, f"{package}__init__.py"}.isdisjoint(present) and not set(present) <= {CARD, ".gitattributes"}:
                 raise UserError(f"The Space {name} has files that recnmt publish did not write.", field=name)
             replaced = (f"{package}*", f"{MODELS}/*")
-        own = [file for file, _ in files_of(folder)]
+        own = files_of(folder)
         left = [file for file in present if file not in own and any(fnmatch(file, one) for one in replaced)]
         # Unchanged files are skipped, and the card is validated. `upload_folder` may make several commits.
         commit = api.create_commit(
             name,
-            [
-                *(CommitOperationAdd(path_in_repo=file, path_or_fileobj=folder / file) for file in own),
-                *(CommitOperationDelete(path_in_repo=file) for file in left),
-            ],
+            [CommitOperationAdd(file, folder / file) for file in own] + [CommitOperationDelete(file) for file in left],
             revision=to.branch,
             commit_message=to.message or f"Upload {name.rpartition('/')[2]}",
             create_pr=to.pull_request,
@@ -237,9 +236,9 @@ def upload(folder: str | Path, to: Destination) -> str:
 
 
 @contextmanager
-def explained_requests(name: str, token: str | None) -> Iterator[None]:
+def explained_requests(name: str) -> Iterator[None]:
     """Turn errors of the Hub and of the connection into a [`UserError`], with the token masked."""
-    remember_secrets(f"?token={token or get_token()}")
+    remember_secrets(f"?token={get_token()}")
     try:
         yield
     except UserError:
@@ -249,8 +248,123 @@ def explained_requests(name: str, token: str | None) -> Iterator[None]:
         raise UserError(f"{name}: {ENDPOINT} refuses or cannot be reached: {reason}.", field=name) from error
 
 
-def listing(files: Sequence[tuple[str, int]]) -> str:
-    """Return the names and sizes line by line, and their sum."""
-    rows = [*files, (f"{len(files)} files", sum(size for _, size in files))]
-    width = max(len(name) for name, _ in files)
-    return "\n".join(f"{name:<{width}}  {size:>13,}" for name, size in rows)
+def listing(folder: Path) -> str:
+    """Return the names and sizes of the files of a prepared repository line by line, and their sum."""
+    sizes = {name: (folder / name).lstat().st_size for name in files_of(folder)}
+    width = max(map(len, sizes))
+    sizes[f"{len(sizes)} files"] = sum(sizes.values())
+    return "\n".join(f"{name:<{width}}  {size:>13,}" for name, size in sizes.items())
+
+
+# -- Spaces ------------------------------------------------------------------------------------------------------------
+
+APP = '''"""Page to try translation models, written by `recnmt publish --space`. Run it with `python app.py`."""
+
+import json
+import os
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from recnmt_hf.demo import serve
+from recnmt_hf.hub.publishing import FILES
+
+HERE = Path(__file__).resolve().parent
+if __name__ == "__main__":
+    places = json.loads((HERE / "recnmt_space.json").read_text("utf-8"))
+    for name, place in places.items():
+        if place is not None:  # a model of the Hub, and the commit that is shown
+            snapshot_download(place[0], revision=place[1], local_dir=HERE / "models" / name, allow_patterns=FILES)
+    # The Hub sets these variables, and its proxy has the page's name; elsewhere the page is for this computer only.
+    host, port = os.environ.get("GRADIO_SERVER_NAME"), int(os.environ.get("GRADIO_SERVER_PORT", 7860))
+    models = [str(HERE / "models" / name) for name in places]
+    serve(models, host=host or "127.0.0.1", port=port, allowed_hosts=["*"] if host else [])
+'''
+TEXT = """# {title}
+
+Translate with {models}. The page was written by `recnmt publish --space` of recnmt_hf {version}. To run it on your own
+computer: `pip install -r requirements.txt`, then `python app.py`.
+"""
+
+
+def prepare_space(models: Sequence[str], output: str | Path, name: str, license: str | None = None) -> Path:
+    """
+    Write the contents of a Space into a folder that runs with `python app.py`: the page, pinned requirements, this
+    version of the package among them, the Space's card, and the models of local folders. Models of the Hub are
+    downloaded when the page starts, at the commit that is their newest one now.
+
+    Args:
+        models (sequence of `str`): Folders of models or runs, or model ids.
+        output (`str` or `Path`): A new folder, which is returned.
+        name (`str`): Name of the Space.
+        license (`str`, *optional*): Licence identifier of the Hub.
+
+    Raises:
+        UserError: A model is incomplete, does not match its tokenizers, does not exist or has no safetensors; two
+            models have one name; a text contains an access token; a package that the page needs is not installed.
+        FileExistsError: The output exists and is not empty.
+    """
+    places: dict[str, tuple[str, str] | None] = {}  # model and commit of the Hub; `None`: a copy of a folder
+    names, files = [], []
+    with open_output_folder(output, must_be_new=True) as working:
+        for model in models:
+            own = re.sub(r"[^\w.-]+", "_", short_name(model)).strip("_.") or "model"
+            if own in places:
+                raise UserError(f"another model has the name {short_repr(own)} too.", field=model)
+            if looks_local(model):
+                copy_model(model_folder(model), working / MODELS / own)
+                places[own] = None
+                names.append(own)
+                continue
+            with explained_requests(model):
+                found = HfApi().model_info(model)
+            places[own] = (model, str(found.sha))
+            names.append(f"[{model}](https://huggingface.co/{model})")
+            files += [sibling.rfilename for sibling in found.siblings or []]
+        files += files_of(working)
+        (working / "app.py").write_text(APP, encoding="utf-8")
+        (working / SPACE).write_text(json.dumps(places, indent=1, ensure_ascii=False), encoding="utf-8")
+        (working / "requirements.txt").write_text("\n".join([INDEX, *requirements(files), ""]), encoding="utf-8")
+        title = name.rpartition("/")[2]
+        data = SpaceCardData(
+            title=title,
+            emoji="💬",
+            colorFrom="blue",
+            colorTo="green",
+            sdk="gradio",
+            sdk_version=metadata.version("gradio"),
+            python_version=".".join(platform.python_version_tuple()[:2]),
+            app_file="app.py",
+            license=license,
+            models=[place[0] for place in places.values() if place] or None,
+            short_description=f"Translate with {title}"[:60],  # the Hub accepts no longer one
+        )
+        text = TEXT.format(title=title, models=", ".join(names), version=__version__)
+        SpaceCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(working / CARD)
+        check_contents(working, "space")
+    return Path(output)
+
+
+def copy_model(folder: Path, copy: Path) -> None:
+    """Copy a checked model with its card and evidence, but not its code: the Space has that of the package."""
+    check_links(folder)
+    copy.mkdir(parents=True)
+    write_checked_copy(folder, copy)
+    for file in copy.glob("*.py"):
+        file.unlink()
+    if (folder / CARD).is_file():
+        # Cards of earlier versions may have secrets.
+        (copy / CARD).write_text(masked((folder / CARD).read_text(encoding="utf-8")), encoding="utf-8")
+    if (folder / EVIDENCE).is_file():
+        Evidence.load(folder).save(copy)
+
+
+def requirements(files: Iterable[str]) -> list[str]:
+    """Return this package and those that the page needs for models with these files, at the versions installed here."""
+    extras = ["demo", *(["marian"] if any(name.endswith((".spm", ".model")) for name in files) else [])]
+    with packages_of_extra(",".join(extras), "The page"):
+        own = map(Requirement, metadata.requires("recnmt-hf") or [])
+        wanted: list[Any] = [{"extra": extra} for extra in extras]
+        needed = [one.name for one in own if one.marker is None or any(map(one.marker.evaluate, wanted))]
+        # A local version such as that of 2.13.0+cpu is not in the index.
+        pins = [f"{name}=={metadata.version(name).partition('+')[0]}" for name in dict.fromkeys(needed)]
+        return [f"recnmt-hf=={__version__}", *pins]
