@@ -60,11 +60,12 @@ def vectors_by_name(
     """
     if not sentences:
         raise SystemExit("There are no sentences to probe")
-    sources = [translator.encode_source(sentence) for sentence in sentences]
+    sources, limit = [translator.encode_source(sentence) for sentence in sentences], translator.backend.limits.source
     for number, source in enumerate(sources, start=1):
         if translator.codec.is_empty(source):
             raise SystemExit(f"{place.format(number)}: the source has no word of the model's vocabulary")
-        translator.codec.check_lengths(len(source), 0, place.format(number))
+        if limit is not None and len(source) > limit:
+            raise SystemExit(f"{place.format(number)} has {len(source)} tokens; the model's maximum is {limit}")
     by_name: dict[str, torch.Tensor] = {}
     for batch in batches_by_tokens([len(ids) for ids in sources], max_tokens):
         for name, vectors in read(*translator.backend.encode([sources[i] for i in batch])):

@@ -241,20 +241,6 @@ def test_trusted_code_runs(world, monkeypatch, capfd):
         (world / "code-was-run").unlink(missing_ok=True)
 
 
-def test_every_call_of_from_pretrained_sets_trust_remote_code(repository):
-    """Otherwise transformers asks on standard input."""
-    import ast
-
-    for path in (repository / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-                continue
-            owner = getattr(node.func.value, "id", "")
-            if node.func.attr == "from_pretrained" and owner.startswith("Auto"):
-                call = ast.unparse(node)
-                assert "trust_remote_code" in call or "settings" in call, (path, node.lineno)
-
-
 # -- streams, interrupts and bugs ------------------------------------------------------------------------------
 
 

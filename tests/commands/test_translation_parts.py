@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -52,17 +53,7 @@ def test_output_of_one_process(tiny_folder, texts, monkeypatch, form):
     monkeypatch.setattr(translation_parts, "PART", 7)
     whole = translate(tiny_folder, texts, "whole", "--format", form)
     parts = translate(tiny_folder, texts, "parts", "--format", form, run=main_of_two)
-    if form == "text":
-        assert parts == whole and whole.count("\n") == 26
-    elif form == "jsonl":
-        assert [json.loads(line)["line"] for line in parts.splitlines()] == list(range(26))
-        assert [json.loads(line)["text"] for line in parts.splitlines()] == [
-            json.loads(line)["text"] for line in whole.splitlines()
-        ]
-    else:
-        assert [row.split(" ||| ")[:2] for row in parts.splitlines()] == [
-            row.split(" ||| ")[:2] for row in whole.splitlines()
-        ]
+    assert re.sub(r"-\d+\.\d+", "", parts) == re.sub(r"-\d+\.\d+", "", whole) and whole.count("\n") == 26
     assert sorted(path.name for path in texts.parent.iterdir()) == ["parts", "text.en", "whole"]
 
 

@@ -201,15 +201,6 @@ def test_translations_begin_with_their_prefix(translator, sentences, options):
         assert [each.text for each in free] == [found[1].text, found[4].text]
 
 
-def test_greedy_search_continues_a_prefix(translator, sentences):
-    """Given the beginning of its own translation, greedy search returns that translation."""
-    (free,) = translator(sentences[:1], beams=1, max_length_extra=10)
-    tokens = free.hypotheses[0].tokens
-    prefix = translator.target_tokenizer.decode(tokens[:4])
-    if translator.encode_target(prefix).ids[:-1] == tokens[:4]:
-        assert translator(sentences[0], prefix, beams=1, max_length_extra=10)[0].text == free.text
-
-
 def test_forced_ends_do_not_depend_on_the_batch(translator):
     texts, end = ["a", "a b c d e f g"], translator.model.config.eos_token_id
     options = {"beams": 1, "max_length_extra": 3, "generate": {"forced_eos_token_id": end}}

@@ -61,14 +61,6 @@ def test_rules_are_those_of_the_language_in_every_form_of_its_code(codes, text):
     assert [len(split_sentences(text, code)) for code in codes.split()] == [2] * len(codes.split())
 
 
-def test_one_warning_of_a_language_without_rules(caplog):
-    for text in ("Ett. Två.", "Tre. Fyra.", "Fem"):
-        split_sentences(text, "swe_Latn")
-    split_sentences("One. Two.", "eng_Latn")
-    split_sentences("Ena", "slv_Latn")  # not split
-    assert [line.partition("for ")[2][:2] for line in caplog.messages] == ["sv"]
-
-
 def test_hypotheses_of_parts_are_joined_rank_by_rank():
     parts = [
         [Hypothesis("a b", -1.0, -2.0, [5, 6, 2]), Hypothesis("a", -3.0, -4.0, [5])],

@@ -184,7 +184,7 @@ def test_speeds_of_a_comparison(script, tiny_folder, tmp_path, monkeypatch, caps
         (comparison / name).mkdir(parents=True)
         Evidence(recipe=recipe, tokenizer=tokenizer).save(comparison / name)
     speed = script("table_speed")
-    build_models, read_result, widths = speed.build_models, speed.Translator.read_result, set()
+    build_models, rank, widths = speed.build_models, speed.Translator.rank, set()
 
     def ends_at_once(*args):  # models whose best token is always the end of the sentence
         models = build_models(*args)
@@ -198,10 +198,10 @@ def test_speeds_of_a_comparison(script, tiny_folder, tmp_path, monkeypatch, caps
 
     def measured(translator, request, result, scores):
         widths.add((max(map(len, request.sources)), max(map(len, result.tokens))))
-        return read_result(translator, request, result, scores)
+        return rank(translator, request, result, scores)
 
     monkeypatch.setattr(speed, "build_models", ends_at_once)
-    monkeypatch.setattr(speed.Translator, "read_result", measured)
+    monkeypatch.setattr(speed.Translator, "rank", measured)
     words = [str(comparison), "--tokenizers", str(tiny_folder), *files, "--sentences", "2"]
     own, path = hardware(torch.device("cpu")), comparison / "speed.json"
     path.write_text(json.dumps([{"hardware": own}, {"hardware": "another"}]))

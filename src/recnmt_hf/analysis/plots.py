@@ -21,7 +21,7 @@ import numpy as np
 
 from ..data.files import open_output
 from ..errors import UserError, packages_of_extra
-from ..inference.attention_links import WordAlignment
+from ..inference.results import WordAlignment
 from ..metrics.alignment import GoldAlignment
 
 

@@ -68,7 +68,7 @@ def run_pair(translator: Translator, sentence: str, translation: str | None) -> 
         translation = translator([sentence], beams=1)[0].text
     else:
         check_not_blank("translation", translation)
-    source, target = translator.encode_source(sentence), translator.codec.target_ids(translation, "The translation")
+    source, target = translator.encode_source(sentence), translator.encode_target(translation)
     input_ids, labels = (torch.tensor([tokens.ids], device=model.device) for tokens in (source, target))
     with eval_mode(model):
         shifted = shift_right(model, labels, [target])

@@ -47,10 +47,6 @@ def run_inspect(args: argparse.Namespace) -> None:
     print(load_function(subject)(translator, args.sentence, args.output, **options), end="")
 
 
-def add_env(parser: arguments.Parser) -> None:
-    """It has no arguments."""
-
-
 def run_env(args: argparse.Namespace) -> None:
     import torch
 

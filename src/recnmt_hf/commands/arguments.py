@@ -25,6 +25,9 @@ T = TypeVar("T")
 NOTES = logging.getLogger("recnmt_hf.progress")
 NOTES.setLevel(logging.INFO)
 MODEL_HELP = "folder of a trained model, or a model id of the Hub"
+ENSEMBLE_HELP = f"{MODEL_HELP}; several with one vocabulary form an ensemble, which averages their log-probabilities"
+REVISION_HELP = "branch, tag or commit of a model of the Hub (default: the newest commit of main)"
+TREES_HELP = "CoNLL-U file with the trees of the sources, for a model that reads them; words are separated by spaces"
 PICTURE_HELP = ".png, .svg or .pdf file"
 # Options that name the languages of a model of several.
 LANGUAGES = ("source_lang", "target_lang", "source_prefix")
@@ -63,9 +66,7 @@ class HelpFormatter(argparse.HelpFormatter):
         return f"{text} (default: {words.replace('%', '%%')})"
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        if action.type not in (None, str):
-            return "N"
-        return METAVARS.get(action.dest, action.dest.upper())
+        return "N" if action.type not in (None, str) else METAVARS.get(action.dest, action.dest.upper())
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,11 +84,16 @@ class Parser(argparse.ArgumentParser):
             self.groups[title] = self.add_argument_group(title)
         return self.groups[title].add_argument
 
+    def exclusive(self, title: str, required: bool = False) -> Callable[..., argparse.Action]:
+        """Return the function that adds arguments to a group, of which a command line may have one."""
+        self.group(title)
+        return self.groups[title].add_mutually_exclusive_group(required=required).add_argument
+
     def add_output(self, **settings: Any) -> None:
         """Add the required option --output, which earlier command lines pass as the last positional argument."""
         add = self.group("input and output")
         if self.positional_output:
-            add = self.groups["input and output"].add_mutually_exclusive_group(required=True).add_argument
+            add = self.exclusive("input and output", required=True)
             add("output", nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         add("--output", "-o", metavar="FOLDER", required=not self.positional_output, **settings)
 
@@ -103,10 +109,12 @@ def printable(text: str) -> str:
 # -- numbers and options -----------------------------------------------------------------------------------------------
 
 
-def numeric(kind: type[T], allowed: Range) -> Callable[[str], T]:
-    """Return the argparse type of numbers in a range; `kind` is `int` or `float`."""
+def numeric(kind: type[T], allowed: Range, words: Iterable[str] = ()) -> Callable[[str], Any]:
+    """Return the argparse type of numbers in a range, and of words in their place; `kind` is `int` or `float`."""
 
-    def convert(text: str) -> T:
+    def convert(text: str) -> Any:
+        if text in words:
+            return text
         with suppress(ValueError):
             value: Any = kind(text)  # type: ignore[call-arg]
             if is_allowed(value, kind, allowed):
@@ -133,52 +141,35 @@ def add_options(parser: Parser, kind: type, names: Iterable[str], group: str = "
         option = options_of(kind)[name]
         flags = FLAGS.get(name, [f"--{name.replace('_', '-')}"])
         add = parser.group(next((title for title, fields in GROUPS.items() if name in fields), group))
+        settings: dict[str, Any] = {"dest": name, "help": option.help.replace("%", "%%")}
         if option.hint is bool:
-            add(*flags, dest=name, action="store_true", help=option.help)
+            add(*flags, action="store_true", **settings)
             continue
-        settings: dict[str, Any] = {"dest": name, "default": option.default, "help": option.help.replace("%", "%%")}
-        hint = option.hint
+        hint, default = option.hint, option.default
         if get_origin(hint) is list:
-            (hint,) = get_args(hint)
-            settings |= {"nargs": "+", "default": list(getattr(kind(), name))}
-        choices = option.choices or (get_args(hint) if get_origin(hint) is Literal else None)
-        settings |= {"choices": choices} if choices else {"type": reader(hint, option.allowed)}
-        add(*flags, **settings)
+            (hint,), default = get_args(hint), list(getattr(kind(), name))
+            settings["nargs"] = "+"
+        kinds = members(hint)
+        if choices := option.choices or (get_args(hint) if get_origin(hint) is Literal else None):
+            settings["choices"] = choices
+        elif str not in kinds:
+            words = {word for one in kinds if get_origin(one) is Literal for word in get_args(one)}
+            settings["type"] = numeric(float if float in kinds else int, option.allowed or Range(), words)
+        add(*flags, default=default, **settings)
 
 
-def reader(hint: Any, allowed: Range | None) -> Callable[[str], Any]:
-    """Return the argparse type of values without choices: text, or numbers and the words allowed in their place."""
-    kinds = members(hint)
-    if str in kinds:
-        return str
-    words = {word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)}
-    convert = numeric(float if float in kinds else int, allowed or Range())
-    return lambda text: text if text in words else convert(text)
-
-
-def read_options(kind: type[T], args: argparse.Namespace, names: Iterable[str]) -> T:
+def read_options(kind: type[T], args: argparse.Namespace, names: Iterable[str], **further: Any) -> T:
     """Build a dataclass from the arguments that [`add_options`] added."""
-    return kind(**{name: getattr(args, name) for name in names})
+    return kind(**{name: getattr(args, name) for name in names}, **further)
 
 
 # -- groups of arguments -----------------------------------------------------------------------------------------------
 
 
-def add_revision(add: Callable[..., argparse.Action]) -> None:
-    """Add the option for the version of a model of the Hub."""
-    add("--revision", help="branch, tag or commit of a model of the Hub (default: the newest commit of main)")
-
-
-def add_models_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the argument for a model, or several that form an ensemble."""
-    ensemble = "several models with one vocabulary form an ensemble that averages their log-probabilities"
-    parser.add_argument("model", nargs="+", help=f"{MODEL_HELP}; {ensemble}")
-
-
 def add_device_arguments(parser: Parser) -> None:
     """Add the options of loading a model."""
     add = parser.group("model and device")
-    add_revision(add)
+    add("--revision", help=REVISION_HELP)
     add("--device", help="cpu, cuda, cuda:1, ... (default: CUDA if available)")
     types = ("float32", "bfloat16", "float16", "fastest")
     fastest = "fastest: bfloat16 if the processor or GPU has instructions for it, else float32"
@@ -187,26 +178,27 @@ def add_device_arguments(parser: Parser) -> None:
     add("--trust-remote-code", action="store_true", help="run Python code from the model's folder or repository")
 
 
-def add_trees_argument(parser: Parser, **settings: Any) -> None:
-    """Add the option for dependency trees, which [`load_translator`] checks."""
-    text = "CoNLL-U file with the dependency trees of the sources, for a model that reads them; the words of a source "
-    text += "are separated by spaces"
-    parser.group("input and output")("--source-trees", **{"metavar": "FILE", "help": text, **settings})
+def add_pair_arguments(parser: Parser, words: str = "") -> None:
+    """Add the files that [`read_pairs`] reads."""
+    add = parser.group("input and output")
+    add("--source", "-s", help=f"file of source sentences, one per line{words}")
+    add("--target", "-t", help="file of translations, one per line")
+    add("--source-trees", metavar="FILE", help=TREES_HELP)
 
 
-def with_trees(lines: Iterator[str], source: str | None, trees: str | None) -> Iterator[Any]:
+def read_sources(source: str | None, trees: str | None) -> Iterator[Any]:
     """Return the lines of a file (`None`: standard input), with their dependency trees if there is a file of them."""
+    from ..data.text import read_lines
     from ..data.tree_inputs import attach_trees
 
-    return lines if trees is None else attach_trees(lines, source, trees)
+    return read_lines(source) if trees is None else attach_trees(read_lines(source), source, trees)
 
 
 def read_pairs(args: argparse.Namespace) -> list[SentencePair]:
     """Return the pairs of `--source` and `--target`, with the dependency trees of `--source-trees`."""
     from ..data.text import SentencePair, read_aligned, read_lines
 
-    sources = with_trees(read_lines(args.source), args.source, args.source_trees)
-    lines = [sources, read_lines(args.target)]
+    lines = [read_sources(args.source, args.source_trees), read_lines(args.target)]
     return [SentencePair(*row) for row in read_aligned([args.source, args.target], lines=lines)]
 
 
@@ -222,10 +214,8 @@ def load_translator(args: argparse.Namespace) -> Translator:
     if resolve_device(args.device).type == "cpu":
         keep_freed_memory()
     if getattr(args, "source_trees", None) and not translator.codec.reads_trees:
-        raise UserError(
-            f"--source-trees has no effect, because the model {', '.join(models)} reads no dependency trees.",
-            field="--source-trees",
-        )
+        message = f"--source-trees has no effect, because the model {', '.join(models)} reads no dependency trees."
+        raise UserError(message, field="--source-trees")
     return translator
 
 
@@ -248,7 +238,7 @@ def read_decoding(args: argparse.Namespace, names: Iterable[str]) -> DecodingOpt
             raise UserError(message, field="--generate")
         refuse_duplicates([*settings, name], "--generate")
         settings[name] = load_yaml(value, f"--generate {name}")
-    return DecodingOptions(**{name: getattr(args, name) for name in names}, generate=settings)
+    return read_options(DecodingOptions, args, names, generate=settings)
 
 
 def add_recipe_arguments(parser: Parser, overrides: str, output: str) -> None:

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,8 @@ from . import arguments
 # Decoding options that have no effect on the best translation of a sentence.
 EXCLUDED = ("num_hypotheses", "alignments", "alignment_layer", *TEXT_OPTIONS)
 OPTIONS = [name for name in arguments.DECODING if name not in EXCLUDED]
-
-
-def add_rouge(add: Callable[..., argparse.Action]) -> None:
-    """Add the option that selects ROUGE."""
-    text = "F1 of ROUGE-1, -2 and -L on these units instead of BLEU; english: stemmed words of the letters a to z"
-    add("--rouge", choices=("words", "characters", "english"), help=text)
+ROUGE_UNITS = ("words", "characters", "english")
+ROUGE_HELP = "F1 of ROUGE-1, -2 and -L on these units instead of BLEU; english: stemmed words of the letters a to z"
 
 
 # -- recnmt test -------------------------------------------------------------------------------------------------------
@@ -37,9 +32,8 @@ def add_test(parser: arguments.Parser) -> None:
     names = ("NAME", "SOURCE REFERENCE [REFERENCE ...]")
     sets = "name, sources and references (one file or several) of a test set; repeat for several sets"
     add("--set", nargs="+", action="append", required=True, metavar=names, help=sets)
-    trees = "name of a test set, and a CoNLL-U file with the dependency trees of its sources, whose words are "
-    trees += "separated by spaces, for a model that reads trees; repeat for several sets"
-    arguments.add_trees_argument(parser, nargs=2, action="append", default=[], metavar=("NAME", "FILE"), help=trees)
+    trees = f"name of a test set, and a {arguments.TREES_HELP}; repeat for several sets"
+    add("--source-trees", nargs=2, action="append", default=[], metavar=("NAME", "FILE"), help=trees)
     baseline = "model already tested on the same sets; adds a p-value of approximate randomization"
     add("--baseline", metavar="MODEL", help=baseline)
     tune = "sources and references of a validation set, on which the exponent of the length penalty is chosen; each "
@@ -49,7 +43,7 @@ def add_test(parser: arguments.Parser) -> None:
     add("--source-lang", help="code of the source language (default: the run's)")
     add("--target-lang", help="code of the target language, the file extension of translations (default: the run's)")
     add = parser.group("metrics")
-    add_rouge(add)
+    add("--rouge", choices=ROUGE_UNITS, help=ROUGE_HELP)
     add("--lowercase", action="store_true", help="case-insensitive BLEU")
     add("--tokenize", help="sacrebleu's tokenizer, e.g. flores200 (default: the run's, or by the target language)")
     arguments.add_options(parser, DecodingOptions, OPTIONS)
@@ -68,9 +62,9 @@ def run_test(args: argparse.Namespace) -> None:
 
     if any(len(words) < 3 for words in args.set):
         raise UserError("--set requires a name, sources and at least one file of references.", field="--set")
-    corpora: dict[str, dict[str, Any]] = {}
-    for name, source, *targets in args.set:
-        corpora[name_of_test(name)] = {"source": source, "target": targets}
+    corpora: dict[str, dict[str, Any]] = {
+        name_of_test(name): {"source": source, "target": targets} for name, source, *targets in args.set
+    }
     arguments.refuse_duplicates([name for name, *_ in args.set], "--set")
     arguments.refuse_duplicates([name for name, _ in args.source_trees], "--source-trees")
     for name, path in args.source_trees:
@@ -141,7 +135,7 @@ def add_evaluate(parser: arguments.Parser) -> None:
     add("--examples", type=whole(0), default=0, help="print N sentences and their translations")
     add("--json", help="JSON file for all figures (default: none)")
     add = parser.group("metrics")
-    add_rouge(add)
+    add("--rouge", choices=ROUGE_UNITS, help=ROUGE_HELP)
     tokenize = "sacrebleu's tokenizer: 13a, zh, ja-mecab, char, flores200, none, ... (default: that of --language)"
     add("--tokenize", help=tokenize)
     language = "language code of the translations, which chooses sacrebleu's and Moses' tokenizers (default: 13a for "
@@ -214,27 +208,26 @@ def measure(
     from ..metrics import bleu as metrics
     from ..metrics.rouge import rouge_scores, units_of
 
+    texts, by_length = (hypotheses, references), {"tokenize": args.tokenize}
     if args.rouge:
-        scores = rouge_scores(hypotheses, references, args.rouge)
+        scores = rouge_scores(*texts, args.rouge)
         # Sources may be in another language than the summaries.
         units = units_of("characters" if args.rouge == "characters" else "words")
-        by_length: dict[str, Any] = {
+        by_length = {
             "score": lambda texts, streams: rouge_scores(texts, streams, args.rouge)[-1],
             "length": lambda text: len(units(text)),
         }
     else:
         scores = [
-            metrics.sacrebleu_score(hypotheses, references, tokenize=args.tokenize, samples=args.samples),
-            metrics.sacrebleu_score(hypotheses, references, lowercase=True, tokenize=args.tokenize),
-            metrics.chrf_score(hypotheses, references),
-            *([] if args.no_ter else [metrics.ter_score(hypotheses, references)]),
-            metrics.tokenized_bleu_score(hypotheses, references, language=args.language),
-            metrics.tokenized_bleu_score(hypotheses, references, lowercase=True, language=args.language),
+            metrics.sacrebleu_score(*texts, tokenize=args.tokenize, samples=args.samples),
+            metrics.sacrebleu_score(*texts, lowercase=True, tokenize=args.tokenize),
+            metrics.chrf_score(*texts),
+            *([] if args.no_ter else [metrics.ter_score(*texts)]),
+            metrics.tokenized_bleu_score(*texts, language=args.language),
+            metrics.tokenized_bleu_score(*texts, lowercase=True, language=args.language),
         ]
-        by_length = {"tokenize": args.tokenize}
-    if source is None:
-        return scores, []
-    return scores, metrics.scores_by_length(source, hypotheses, references, args.length_edges, **by_length)
+    bins = [] if source is None else metrics.scores_by_length(source, *texts, args.length_edges, **by_length)
+    return scores, bins
 
 
 def examples(

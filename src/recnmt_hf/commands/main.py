@@ -22,8 +22,7 @@ from ..models.user_errors import masked_message
 from .arguments import NOTES, Parser, printable
 
 
-# Group in `recnmt --help`, which is also a module -> subcommand -> one line of help. The module has the functions
-# `add_NAME`, which adds the arguments of a subcommand to a parser, and `run_NAME`.
+# Group in `recnmt --help`, which is also a module with functions `add_NAME` and `run_NAME` -> subcommand -> its help.
 GROUPS = {
     "data": {
         "corpus": "write the generated English-German corpus",
@@ -86,10 +85,7 @@ class NoTerminal:
         self.stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def isatty(self) -> bool:
-        return False
+        return (lambda: False) if name == "isatty" else getattr(self.stream, name)
 
 
 def build_parser(chosen: str | None = None, typed: str | None = None) -> argparse.ArgumentParser:
@@ -97,25 +93,23 @@ def build_parser(chosen: str | None = None, typed: str | None = None) -> argpars
     Return the parser, with the arguments of the chosen subcommand only; `typed` is the name on the command line if it
     is an earlier one.
     """
-    listing = ""
-    for group, commands in GROUPS.items():
-        listing += f"{group}:\n" + "".join(f"  {name:<11}{summary}\n" for name, summary in commands.items()) + "\n"
+    lists = {group: "".join(f"  {name:<11}{text}\n" for name, text in names.items()) for group, names in GROUPS.items()}
+    listing = "\n".join(f"{group}:\n{lines}" for group, lines in lists.items())
     parser = Parser(
         prog="recnmt",
         description="Train, translate, score and share translation models.",
-        epilog=f"{listing}`recnmt COMMAND --help` lists the options of a command.",
+        epilog=f"{listing}\n`recnmt COMMAND --help` lists the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"recnmt {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group, commands in GROUPS.items():
-        for name, summary in commands.items():
-            sub = subparsers.add_parser(name, description=summary[0].upper() + summary[1:] + ".")
-            if name != chosen:
-                continue
+    for name, summary in COMMANDS.items():
+        sub = subparsers.add_parser(name, description=summary[0].upper() + summary[1:] + ".")
+        if name == chosen:
+            group = next(group for group, commands in GROUPS.items() if name in commands)
             module = importlib.import_module(f".{group}", __package__)
             sub.positional_output = (typed or name) in POSITIONAL_OUTPUT
-            getattr(module, f"add_{name}")(sub)
+            getattr(module, f"add_{name}", lambda parser: None)(sub)
             sub.add_argument("--quiet", action="store_true", help="show only warnings and errors on standard error")
             sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
             sub.set_defaults(run=getattr(module, f"run_{name}"), parser=sub)
@@ -159,15 +153,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = words[0]
     name = f"recnmt {chosen}" if chosen in COMMANDS else "recnmt"
     with raised_interrupts() as interrupts:
-        is_interrupted = False
+        code = None
         try:
             code = run_command(name, chosen, typed, argv, interrupts)
-        except KeyboardInterrupt:
-            is_interrupted = True
-        except SystemExit:
-            if not interrupts.received:
+        except (KeyboardInterrupt, SystemExit) as stop:
+            if isinstance(stop, SystemExit) and not interrupts.received:
                 raise
-        if is_interrupted or interrupts.received:  # a library may turn the interrupt into another error, or drop it
+        if code is None or interrupts.received:  # a library may turn the interrupt into another error, or drop it
             print(f"\n{name}: {interrupts.word()}.", file=sys.stderr)
             code = interrupts.exit_code()
     return code

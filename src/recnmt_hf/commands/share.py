@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .arguments import MODEL_HELP, Parser, add_revision, read_options
+from .arguments import MODEL_HELP, REVISION_HELP, Parser, read_options
 
 
 # Format -> endings of the names of folders that select it.
@@ -32,15 +32,13 @@ def add_publish(parser: Parser) -> None:
     add("--sentence", help="example sentence in the card (default: one of the validation set)")
     add("--notes", help="Markdown file to insert below the scores of the card")
     add("--template", help="Jinja template of the card (default: the package's own)")
-    add = parser.group("upload")
-    add_visibility = parser.groups["upload"].add_mutually_exclusive_group().add_argument
+    add, add_visibility, add_commit = parser.group("upload"), parser.exclusive("upload"), parser.exclusive("upload")
     add_visibility("--private", action="store_true", default=None, help="create the repository as private")
     add_visibility("--public", dest="private", action="store_false", help="create the repository as public")
     add("--branch", help="branch of the upload, created if it does not exist (default: main)")
-    add_revision = parser.groups["upload"].add_mutually_exclusive_group().add_argument
-    add_revision("--pull-request", action="store_true", help="open a pull request instead of committing")
+    add_commit("--pull-request", action="store_true", help="open a pull request instead of committing")
+    add_commit("--tag", help="tag for the commit, e.g. v1.0")
     add("--message", "-m", help="commit message")
-    add_revision("--tag", help="tag for the commit, e.g. v1.0")
     add("--collection", metavar="SLUG", help="collection to add the model to")
 
 
@@ -54,11 +52,7 @@ def run_publish(args: argparse.Namespace) -> None:
     models = [*args.model, *([] if args.name is None else [args.name])]
     if not args.space and len(models) != 2 and not (args.card_only and len(models) == 1):
         words = " ".join(models)
-        raise UserError(
-            f"Pass a model and the name of its repository, as in recnmt publish MODEL USER/NAME, not {words}. For "
-            "several models use --space USER/NAME.",
-            field=words,
-        )
+        raise UserError(f"Pass MODEL USER/NAME, or several models with --space USER/NAME, not {words}.", field=words)
     args.kind = "space" if args.space else "model"
     args.name = args.space or next(iter(models[1:]), None)
     check_text(args.sentence or "", "--sentence")
@@ -99,7 +93,7 @@ def add_convert(parser: Parser) -> None:
     files = "SentencePiece models (.spm) of source and target, required for .npz and .bin files; may be the same file"
     add("--vocabs", nargs=2, metavar=("SOURCE", "TARGET"), help=files)
     add("--config", help="file for marian-decoder (.yml) with beam size and length penalty, for .npz and .bin files")
-    add_revision(add)
+    add("--revision", help=REVISION_HELP)
 
 
 def run_convert(args: argparse.Namespace) -> None:
@@ -112,19 +106,15 @@ def run_convert(args: argparse.Namespace) -> None:
         return path.endswith((".npz", ".bin")) and not os.path.isdir(path)
 
     if is_file(args.model) == (args.vocabs is None) or (args.config is not None and args.vocabs is None):
-        raise UserError(
-            f"{args.model}: a .npz or .bin file requires --vocabs; other models exclude --vocabs and --config.",
-            field=args.model,
-        )
+        message = f"{args.model}: a .npz or .bin file requires --vocabs; other models exclude --vocabs and --config."
+        raise UserError(message, field=args.model)
     if is_file(args.output) and args.to in (None, "marianmt"):
         args.to = "marian"
     by_name = (name for name, endings in ENDINGS.items() if args.output.rstrip("/").endswith(endings))
     chosen = args.to or next(by_name, None)
     if args.quantization != "float32" and chosen != "ctranslate2":
-        raise UserError(
-            "--quantization is for CTranslate2; quantize ONNX graphs with onnxruntime.quantization.quantize_dynamic.",
-            field="--quantization",
-        )
+        message = "--quantization is for CTranslate2; quantize ONNX graphs with onnxruntime's quantize_dynamic."
+        raise UserError(message, field="--quantization")
     if is_file(args.model):
         print(marian_files.import_marian_file(args.model, args.vocabs, args.output, args.config))
         return

@@ -14,7 +14,7 @@ def add_train(parser: Parser) -> None:
     overrides = "fields to override, e.g. training.max_steps=2000"
     add_recipe_arguments(parser, overrides, "output folder (default: outputs/NAME-OF-RECIPE)")
     add = parser.group("run")
-    start = parser.groups["run"].add_mutually_exclusive_group().add_argument
+    start = parser.exclusive("run")
     start("--resume", action="store_true", help="resume from the newest intact checkpoint")
     start("--overwrite", action="store_true", help="delete the files of an earlier run in the folder")
     add("--print-recipe", action="store_true", help="print the recipe with all defaults without training")

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -35,9 +34,8 @@ def inputs_of(args: argparse.Namespace) -> tuple[Iterator[str], Iterator[str] | 
     """Return the lines to translate, with their dependency trees, and the prefixes."""
     from ..data.text import read_lines
 
-    source = arguments.stream(args.input)
-    lines = arguments.with_trees(read_lines(source), source, args.source_trees)
-    return lines, None if args.prefix is None else read_lines(arguments.stream(args.prefix))
+    prefixes = None if args.prefix is None else read_lines(arguments.stream(args.prefix))
+    return arguments.read_sources(arguments.stream(args.input), args.source_trees), prefixes
 
 
 def write_translations(
@@ -55,18 +53,13 @@ def write_translations(
     for line, translation in enumerate(arguments.progress(translations, "sentences", out=out), start=first):
         if args.format == "text":
             print(on_one_line(translation.text), file=out)
-        for hypothesis in translation.hypotheses:
+        for one in translation.hypotheses:
             if args.format == "n-best":
-                text = on_one_line(hypothesis.text)
-                print(f"{line} ||| {text} ||| {hypothesis.log_prob:.6f} ||| {hypothesis.score:.6f}", file=out)
+                print(f"{line} ||| {on_one_line(one.text)} ||| {one.log_prob:.6f} ||| {one.score:.6f}", file=out)
             elif args.format == "jsonl":
-                record = {"line": line, "source": translation.source}
-                for name in ("text", "score", "log_prob", "tokens", "finished"):
-                    record[name] = getattr(hypothesis, name)
-                if hypothesis.alignment is not None:
-                    record["alignment"] = hypothesis.alignment
-                if hypothesis.parts > 1:
-                    record["parts"] = hypothesis.parts
+                record = {"line": line, "source": translation.source, **vars(one)}
+                omitted = {"alignment": None, "parts": 1}
+                record = {name: value for name, value in record.items() if value != omitted.get(name, ...)}
                 print(json.dumps(record, ensure_ascii=False), file=out)
         if (line + 1) % args.buffer == 0:
             out.flush()  # for a reader that waits for its answers
@@ -91,15 +84,15 @@ def translate_in_parts(args: argparse.Namespace) -> None:
     if "-" in (args.input, args.output, args.prefix) or is_pipe or args.trace is not None:
         raise UserError("Several processes need --input and --output that are files, without --trace.")
     folder = folder_of_parts(args)
-    with ExitStack() as stack:
-        if rank == 0:
-            out = stack.enter_context(open_output(args.output, inputs))
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(lock(folder / ".lock"))
+    if rank > 0:
+        translate_together(args, folder, rank, world)
+        return
+    with open_output(args.output, inputs) as out:
+        folder.mkdir(parents=True, exist_ok=True)
+        with lock(folder / ".lock"):
             if finished := len(list(folder.glob("[0-9]" * 8))):
                 logger.info(f"{finished} parts in {folder} are complete already.")
-        translate_together(args, folder, rank, world)
-        if rank == 0:
+            translate_together(args, folder, rank, world)
             for number, *_ in parts_of(*inputs_of(args)):
                 path = folder / f"{number:08d}"
                 if not path.exists():
@@ -107,8 +100,7 @@ def translate_in_parts(args: argparse.Namespace) -> None:
                     raise UserError(message, field=path)
                 with path.open(encoding="utf-8", newline="\n") as part:
                     shutil.copyfileobj(part, out)
-    if rank == 0:
-        shutil.rmtree(folder)
+    shutil.rmtree(folder)
 
 
 def folder_of_parts(args: argparse.Namespace) -> Path:
@@ -142,22 +134,18 @@ def translate_own_parts(args: argparse.Namespace, folder: Path, rank: int, world
     """Translate every `world`-th part that is not there yet, from the `rank`-th on."""
     import torch
 
-    from ..inference.loading import default_device
-
-    args = argparse.Namespace(**vars(args))
+    args, translator = argparse.Namespace(**vars(args)), None
     torch.set_num_threads(max((os.cpu_count() or 1) // world, 1))
-    if args.device is None and {default_device(path, args.quantization) for path in args.model} == {"cuda"}:
+    if args.device is None and args.quantization is None and torch.cuda.is_available():
         args.device = f"cuda:{int(os.environ.get('LOCAL_RANK', rank)) % torch.cuda.device_count()}"
-    translator = None
     for number, lines, prefixes in parts_of(*inputs_of(args)):
         path = folder / f"{number:08d}"
-        if number % world != rank or path.exists():
-            continue
-        translator = translator or arguments.load_translator(args)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        with open(partial, "w", encoding="utf-8", newline="\n") as out:
-            write_translations(args, translator, lines, prefixes, out, number * PART)
-        os.replace(partial, path)
+        if number % world == rank and not path.exists():
+            translator = translator or arguments.load_translator(args)
+            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+            with open(partial, "w", encoding="utf-8", newline="\n") as out:
+                write_translations(args, translator, lines, prefixes, out, number * PART)
+            os.replace(partial, path)
 
 
 def parts_of(

@@ -19,8 +19,6 @@ from . import arguments, translation_parts
 
 
 if TYPE_CHECKING:
-    from ..inference.attention_links import WordAlignment
-    from ..inference.results import SentenceScore
     from ..metrics.alignment import GoldAlignment, Links
 
 T = TypeVar("T")
@@ -46,7 +44,7 @@ def chunks(items: Iterable[T], size: int = 500) -> Iterator[list[T]]:
 
 
 def add_translate(parser: arguments.Parser) -> None:
-    arguments.add_models_argument(parser)
+    parser.add_argument("model", nargs="+", help=arguments.ENSEMBLE_HELP)
     add = parser.group("input and output")
     add("--input", "-i", default="-", help="text file, plain or compressed with gzip or Zstandard; -: standard input")
     add("--output", "-o", default="-", help="output file; -: standard output")
@@ -55,10 +53,9 @@ def add_translate(parser: arguments.Parser) -> None:
         "object per line with scores and token ids (default: text, n-best with --n-best, jsonl with --alignments)"
     )
     add("--format", choices=("text", "n-best", "jsonl"), help=formats)
-    arguments.add_trees_argument(parser)
+    add("--source-trees", metavar="FILE", help=arguments.TREES_HELP)
     add("--prefix", help="file with the beginning of each translation; an empty line sets no prefix")
-    trace = "JSON lines with what the model read and wrote for each sentence: token ids and tokens, tags, truncation"
-    add("--trace", help=trace)
+    add("--trace", help="JSON lines with what the model read and wrote for each sentence: tokens, tags, truncation")
     arguments.add_options(parser, DecodingOptions, arguments.DECODING)
     arguments.add_generate_argument(parser)
     arguments.add_device_arguments(parser)
@@ -95,11 +92,9 @@ def run_translate(args: argparse.Namespace) -> None:
 
 
 def add_score(parser: arguments.Parser) -> None:
-    arguments.add_models_argument(parser)
+    parser.add_argument("model", nargs="+", help=arguments.ENSEMBLE_HELP)
+    arguments.add_pair_arguments(parser)
     add = parser.group("input and output")
-    add("--source", "-s", help="file of source sentences, one per line")
-    add("--target", "-t", help="file of translations, one per line")
-    arguments.add_trees_argument(parser)
     add("--jsonl", help="output of `recnmt translate --format jsonl`, scored by token ids; replaces --source, --target")
     add("--output", "-o", default="-", help="file of log-probabilities and scores; -: standard output")
     add("--token-scores", action="store_true", help="print the log-probability of each token too")
@@ -110,6 +105,7 @@ def add_score(parser: arguments.Parser) -> None:
 def read_translated(path: str) -> list[tuple[str, list[Any]]]:
     """Return sources and token ids from the output of `recnmt translate --format jsonl`."""
     from ..data.text import read_lines
+    from ..inference.codec import check_text
 
     pairs = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -121,52 +117,43 @@ def read_translated(path: str) -> list[tuple[str, list[Any]]]:
             raise UserError(f"{place} is not an object with source and tokens ({error}).", field=place) from error
         if parts != 1:
             raise UserError(f"{place} {SEVERAL}", field=place)
-        pairs.append((source, tokens))
+        pairs.append((check_text(source, f"{place}: source"), tokens))
     return pairs
 
 
 def run_score(args: argparse.Namespace) -> None:
     from ..data.files import open_output
-    from ..inference.codec import check_text
     from ..inference.model_settings import end_ids
 
-    files = [path for path in (args.source, args.target) if path is not None]
-    if len(files) != (2 if args.jsonl is None else 0):
+    inputs = [path for path in (args.source, args.target, args.source_trees, args.jsonl) if path is not None]
+    if {args.source is not None, args.target is not None} != {args.jsonl is None}:
         raise UserError("Pass either --source and --target, or --jsonl.")
     options = arguments.read_options(DecodingOptions, args, SCORING)
     pairs: list[Any] = arguments.read_pairs(args) if args.jsonl is None else read_translated(args.jsonl)
-    file = args.jsonl or args.source
-    inputs = [path for path in (args.source, args.target, args.source_trees, args.jsonl) if path is not None]
+    places = [f"{args.jsonl or args.source}, line {number}" for number in range(1, len(pairs) + 1)]
+    total, count = 0.0, 0
     with open_output(arguments.stream(args.output), inputs) as out:
         translator = arguments.load_translator(args)
         codec, ends = translator.codec, end_ids(translator.model)
-        for number, (source, tokens) in enumerate(pairs if args.jsonl else (), start=1):
-            place = f"{file}, line {number}"
-            check_text(source, f"{place}: source")
-            if tokens and not ends.isdisjoint(codec.target_ids(tokens, place).ids[:-1]):
+        for place, (_, tokens) in zip(places, pairs if args.jsonl else (), strict=False):
+            if tokens and not ends.isdisjoint(codec.encode_target(tokens, None, place).ids[:-1]):
                 raise UserError(f"{place} {SEVERAL}", field=place)
-
-        def results() -> Iterator[SentenceScore | None]:
-            for chunk in chunks(enumerate(pairs, start=1)):
-                # The empty translation of a blank line has no tokens and a score of 0, without the model.
-                scored = [(number, pair) for number, pair in chunk if pair[1] or not codec.is_empty_source(pair[0])]
-                places = [f"{file}, line {number}" for number, _ in scored]
-                sources, targets = [source for _, (source, _) in scored], [target for _, (_, target) in scored]
-                scores = translator.score(sources, targets, options, places) if scored else []
-                by_line = dict(zip((number for number, _ in scored), scores, strict=True))
-                yield from (by_line.get(number) for number, _ in chunk)
-
-        total, tokens = 0.0, 0
-        for result in arguments.progress(results(), "pairs", len(pairs), out):
-            values = [] if result is None else result.token_log_probs
-            line = "0.000000\t0.000000" if result is None else f"{result.log_prob:.6f}\t{result.score:.6f}"
-            print(line + ("\t" + " ".join(f"{value:.6f}" for value in values)) * args.token_scores, file=out)
-            total, tokens = total + sum(values), tokens + len(values)
+        for chunk in chunks(zip(places, arguments.progress(pairs, "pairs", len(pairs), out), strict=True)):
+            # The empty translation of a blank line has no tokens and a score of 0, without the model.
+            scored = {place: pair for place, pair in chunk if pair[1] or not codec.is_empty_source(pair[0])}
+            sources, targets = [source for source, _ in scored.values()], [target for _, target in scored.values()]
+            results = translator.score(sources, targets, options, list(scored)) if scored else []
+            by_place = dict(zip(scored, results, strict=True))
+            for result in (by_place.get(place) for place, _ in chunk):
+                values = [] if result is None else result.token_log_probs
+                line = "0.000000\t0.000000" if result is None else f"{result.log_prob:.6f}\t{result.score:.6f}"
+                print(line + ("\t" + " ".join(f"{value:.6f}" for value in values)) * args.token_scores, file=out)
+                total, count = total + sum(values), count + len(values)
     empty = sum(not pair[1] for pair in pairs)
     note = f", {empty} without tokens, whose log-probability is 0" if empty else ""
-    entropy = -total / max(tokens, 1)
+    entropy = -total / max(count, 1)
     perplexity = math.exp(entropy) if entropy < 700 else math.inf
-    arguments.note(f"{len(pairs)} pairs, {tokens} tokens, perplexity {perplexity:.4f}{note}")
+    arguments.note(f"{len(pairs)} pairs, {count} tokens, perplexity {perplexity:.4f}{note}")
 
 
 # -- recnmt align ------------------------------------------------------------------------------------------------------
@@ -175,20 +162,17 @@ def run_score(args: argparse.Namespace) -> None:
 def add_align(parser: arguments.Parser) -> None:
     add = parser.group("input and output")
     add("model", nargs="?", help=arguments.MODEL_HELP)
-    add("--source", "-s", help="file of source sentences, one per line, words separated by spaces")
-    add("--target", "-t", help="file of translations, one per line")
-    arguments.add_trees_argument(parser)
+    arguments.add_pair_arguments(parser, ", words separated by spaces")
     add("--text", nargs=2, metavar=("SOURCE", "TARGET"), help="one sentence and its translation, instead of files")
     add("--output", "-o", help="file of links (default: standard output, or none with --gold or --plot)")
     add("--gold", help="file of gold alignments to compare with: 0-0 sure, 0p1 possible")
     add("--links", help="file of links to compare with --gold (instead of a model)")
     add("--one-based", action="store_true", help="positions in --gold and --links count from 1")
-    arguments.add_options(parser, DecodingOptions, ["alignment_layer"])
-    head = "attention head, counted from 0 (default: the head trained to align words, else the mean of all heads)"
-    parser.group("alignment")("--head", type=arguments.whole(0), help=head)
     add("--plot", help=f"{arguments.PICTURE_HELP} for a plot of the attention of one pair")
     add("--pair", type=arguments.whole(1), default=1, help="pair to plot, counted from 1")
-    arguments.add_options(parser, DecodingOptions, ["max_tokens", *arguments.LANGUAGES])
+    arguments.add_options(parser, DecodingOptions, ["alignment_layer", "max_tokens", *arguments.LANGUAGES])
+    head = "attention head, counted from 0 (default: the head trained to align words, else the mean of all heads)"
+    parser.group("alignment")("--head", type=arguments.whole(0), help=head)
     arguments.add_device_arguments(parser)
 
 
@@ -232,24 +216,19 @@ def run_align(args: argparse.Namespace) -> None:
         outputs = [path for path in (args.output, args.plot) if path is not None]
         arguments.refuse_duplicates(map(os.path.realpath, outputs), "--plot")
     has_links = args.output is not None or (gold is None and args.plot is None)
+    links: list[Links] = []
     with open_output(arguments.stream(args.output), inputs) if has_links else nullcontext() as out:
         translator = arguments.load_translator(args)
-
-        def aligned() -> Iterator[WordAlignment]:
-            first, choice = 1, (args.alignment_layer, args.head)
-            for chunk in chunks(pairs):
-                sources, targets = [pair.source for pair in chunk], [pair.target for pair in chunk]
-                yield from align_pairs(translator, sources, targets, *choice, args.max_tokens, options, first)
-                first += len(chunk)
-
-        links: list[Links] = []
-        for number, alignment in enumerate(arguments.progress(aligned(), "pairs", len(pairs), out), start=1):
-            links.append(set(alignment.links))
-            if out is not None:
-                print(format_links(alignment.links), file=out)
-            if args.plot is not None and number == args.pair:
-                plot_alignment(alignment, args.plot, gold[number - 1] if gold else None)
-                arguments.note(f"{args.plot}: pair {number}, {len(alignment.links)} links")
+        for chunk in chunks(arguments.progress(pairs, "pairs", len(pairs), out)):
+            texts = [pair.source for pair in chunk], [pair.target for pair in chunk]
+            choice, first = (args.alignment_layer, args.head, args.max_tokens), len(links) + 1
+            for number, alignment in enumerate(align_pairs(translator, *texts, *choice, options, first), start=first):
+                links.append(set(alignment.links))
+                if out is not None:
+                    print(format_links(alignment.links), file=out)
+                if args.plot is not None and number == args.pair:
+                    plot_alignment(alignment, args.plot, gold[number - 1] if gold else None)
+                    arguments.note(f"{args.plot}: pair {number}, {len(alignment.links)} links")
     if gold is not None:
         print(alignment_error_rate(links, gold))
 

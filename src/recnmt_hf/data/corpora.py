@@ -48,7 +48,7 @@ class Corpus:
     """
 
     source: str | None = option(None, "source side of line-aligned text files (plain, gzip or Zstandard)")
-    target: str | list[str] | None = option(  # noqa: RUF009
+    target: str | list[str] | None = option(
         None, "target side of line-aligned text files; in a test set, also a list of files with references"
     )
     tsv: str | None = option(None, "a file of tab-separated pairs")
@@ -56,7 +56,7 @@ class Corpus:
     dataset: str | None = option(
         None, "a set of pairs for `datasets.load_dataset`: a name on the Hub, or a local folder"
     )
-    data_files: str | list[str] | None = option(  # noqa: RUF009
+    data_files: str | list[str] | None = option(
         None, "files or URLs of the dataset, which may then be `parquet`, `json` or `csv`"
     )
     config: str | None = option(None, 'configuration of the dataset, e.g. "de-en"')

@@ -15,7 +15,7 @@ from .._plain_text import is_blank
 from ..analysis.subjects import load_function
 from ..errors import UserError, packages_of_extra
 from ..hub.card import duration
-from ..inference.attention_links import WordAlignment
+from ..inference.results import WordAlignment
 from .limits import Limits
 from .translating import (
     DemoModel,

@@ -21,10 +21,9 @@ from ..data.text import open_bytes, read_lines
 from ..errors import UserError, short_repr
 from ..families import Subject
 from ..hub.checked_copy import short_name
-from ..inference.attention_links import WordAlignment
 from ..inference.backends.ctranslate2_model import CTranslate2Backend
 from ..inference.options import DecodingOptions
-from ..inference.results import Hypothesis, TranslationWarnings
+from ..inference.results import Hypothesis, TranslationWarnings, WordAlignment
 from ..inference.splitting import join_texts, split_sentences, split_text
 from ..inference.translator import Translator, align_pairs
 from ..training.evidence import Evidence

@@ -15,7 +15,7 @@ from ..data.files import open_output_folder
 from ..data.tokenization import load_unchecked
 from ..data.tokenizer_pair import TokenizerPair, stamp_tokenizers
 from ..errors import packages_of_extra
-from ..inference.loading import check_loading, silence_loading_report
+from ..inference.loading import load_complete
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
 from ..models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
 from ..training.evidence import Evidence
@@ -62,11 +62,8 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
     marian: Any = model_or_path
     if not isinstance(marian, MarianMTModel):
         path = str(model_or_path)
-        settings: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        with explained_loading(path), silence_loading_report():
-            loaded: Any = MarianMTModel.from_pretrained(path, use_safetensors=True, **settings, **kwargs)
-        marian, info = loaded
-        check_loading(marian, info)
+        with explained_loading(path):
+            marian = load_complete(MarianMTModel, path, use_safetensors=True, **kwargs)
     source = {name: tensor for name, tensor in marian.state_dict().items() if name not in COMPUTED}
     fields = {name: getattr(marian.config, name) for name in (*SHARED_FIELDS, "init_std")}
     # The weights decide which of them are shared: MarianMT does not share the tables of one vocabulary if its output

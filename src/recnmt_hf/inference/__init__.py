@@ -7,7 +7,6 @@ from .._lazy import lazy_names
 
 if TYPE_CHECKING:
     from ..data.tokenizer_pair import stamp_tokenizers as stamp_tokenizers
-    from .attention_links import WordAlignment as WordAlignment
     from .decoding import MaxLengthPerSentence as MaxLengthPerSentence
     from .decoding import PrefixPerSentence as PrefixPerSentence
     from .decoding import VaswaniLengthPenalty as VaswaniLengthPenalty
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from .results import Hypothesis as Hypothesis
     from .results import SentenceScore as SentenceScore
     from .results import Translation as Translation
+    from .results import WordAlignment as WordAlignment
     from .translator import Translator as Translator
     from .translator import align_pairs as align_pairs
 

@@ -6,9 +6,8 @@ import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import dropwhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._plain_text import control_ids, is_blank
 from ..data.alignments import words_of_tokens
@@ -25,9 +24,8 @@ from .results import Hypothesis, Translation
 from .splitting import join_pieces, split_sentences, split_text
 
 
+DEFAULTS = DecodingOptions()
 SURROGATE = re.compile("[\ud800-\udfff]")
-# Tokens, and the number of the word of each; `None` for control tokens.
-TokensAndWords = tuple[Tokens, list[int | None]]
 
 
 @dataclass
@@ -45,15 +43,24 @@ class Request:
     """
 
     text: str
+    direction: Direction
     pieces: list[Tokens] = field(default_factory=list)
     separators: list[str] = field(default_factory=list)
     prefix: list[int] = field(default_factory=list)
-    direction: Direction = field(default_factory=Direction)
     dropped: int = 0
 
     def openings(self) -> list[Tokens]:
         """Return the tokens that the translation of each piece begins with; the prefix is that of the first one."""
         return [self.direction.opening(() if number else self.prefix) for number in range(len(self.pieces))]
+
+
+class EncodedPair(NamedTuple):
+    """A source and its translation, and the number of the word of each token; `None` for control tokens."""
+
+    source: Tokens
+    target: Tokens
+    source_words: list[int | None]
+    target_words: list[int | None]
 
 
 class Codec:
@@ -74,7 +81,7 @@ class Codec:
         self.target_names = tag_ids(self.tokenizers.target) | self.languages.control_ids
         self.source_tags = source_tags(self.tokenizers.source)
         self.directions: dict[tuple[Any, ...], Direction] = {}
-        self.instructions: dict[str, int] = {}  # their numbers of tokens
+        self.instructions = {"": 0}  # their numbers of tokens
 
     @property
     def model(self) -> Any:
@@ -87,7 +94,7 @@ class Codec:
     ) -> Request:
         """Encode a sentence or a text, split and truncated as the options say; `prefix` begins the translation."""
         source, direction = self.read_source(sentence, options, place)
-        request = Request(str(sentence), direction=direction)
+        request = Request(str(sentence), direction)
         if prefix:
             request.prefix = self.encode_prefix(prefix, f"{place}: prefix", direction)
         parts = [] if is_blank(source.text) else [("", source)]
@@ -120,15 +127,14 @@ class Codec:
 
     def direction(self, options: DecodingOptions | None = None) -> Direction:
         """Return the languages that options, codec, tokenizer and the model's files name, in this order."""
-        source, target, forced, instruction = self.source_lang, self.target_lang, None, None
-        if options is not None:
-            source, target = options.source_lang or source, options.target_lang or target
-            forced, instruction = options.generate.get("forced_bos_token_id"), options.source_prefix
+        options = options or DEFAULTS
+        source, target = options.source_lang or self.source_lang, options.target_lang or self.target_lang
+        forced, instruction = options.generate.get("forced_bos_token_id"), options.source_prefix
+        # Reading configurations for each sentence takes as long as encoding it.
+        key = (source, target, forced, instruction, options.target_lang, *self.languages.state())
+        if key not in self.directions:
             if forced is not None and options.target_lang is not None and self.languages.targets:
                 raise UserError("target_lang and forced_bos_token_id set the same option.", field="target_lang")
-        # Reading configurations for each sentence takes as long as encoding it.
-        key = (source, target, forced, instruction, *self.languages.state())
-        if key not in self.directions:
             direction = self.languages.direction(source, target, forced)
             if instruction is not None and direction.instruction:
                 raise UserError("source_prefix and target_lang set the same option.", field="source_prefix")
@@ -173,17 +179,15 @@ class Codec:
         if options.on_long == "truncate":
             return [("", tokens.truncated(limit, end_ids(self.model).union(direction.after)))]
         if options.on_long == "split":
-            encode = partial(self.encode_source, direction=direction)
-            spaces, texts = zip(*split_text(sentence.text.strip(), limit, lambda part: len(encode(part))), strict=True)
-            parts = list(map(encode, sentence.parts(texts)))
+            cut = split_text(sentence.text.strip(), limit, lambda part: len(self.encode_source(part, direction)))
+            parts = [self.encode_source(part, direction) for part in sentence.parts([text for _, text in cut])]
             if all(len(part) <= limit or self.is_empty(part, direction) for part in parts):
-                return list(zip(spaces, parts, strict=True))
+                return [(space, part) for (space, _), part in zip(cut, parts, strict=True)]
         raise UserError(f"{place} has {len(tokens)} tokens, of at most {limit} (see --on-long).", field=place)
 
     def encode_prefix(self, prefix: str, place: str, direction: Direction | None = None) -> list[int]:
         """Return the token ids of the beginning of a translation, without the end of the sentence."""
-        check_text(prefix, place)
-        ids = [] if is_blank(prefix) else self.encode_target(prefix, direction).ids
+        ids = [] if is_blank(check_text(prefix, place)) else self.encode_target(prefix, direction).ids
         while ids and ids[-1] in end_ids(self.model):
             ids = ids[:-1]
         limit = self.backend.limits.target
@@ -191,32 +195,26 @@ class Codec:
             raise UserError(f"{place} has {len(ids)} tokens, but the model can generate only {limit}.", field=place)
         return ids
 
-    def encode_target(self, text: str, direction: Direction | None = None) -> Tokens:
-        """Return the tokens of a translation with an end token; `</s>` and the like are text."""
-        adds = not self.languages.names_targets
-        return self.end_target(encode_text(self.tokenizers.target, text, adds, adds), direction or self.direction())
-
-    def end_target(self, ids: Sequence[int], direction: Direction) -> Tokens:
-        """Return the tokens of a translation with the end token and those that a direction adds."""
-        ends, end = end_ids(self.model), self.tokenizers.target.eos_token_id
-        ids = [*direction.given, *ids] if self.languages.names_targets else list(ids)
-        if ends and ends.isdisjoint(ids[-1:]):
-            ids.append(end if end in ends else min(ends))
-        return self.target_tokens(ids, direction)
-
-    def target_tokens(self, ids: list[int], direction: Direction) -> Tokens:
-        """Return the tokens of a translation, with what the model is given of them."""
+    def encode_target(
+        self, target: str | Sequence[int], direction: Direction | None = None, place: str = "The translation"
+    ) -> Tokens:
+        """
+        Return the tokens of a translation, with what the model is given of them: of a text (in which `</s>` and the
+        like are text) with an end token; token ids as they are. `UserError` for ids that do not exist.
+        """
+        direction, adds = direction or self.direction(), not self.languages.names_targets
+        if isinstance(target, str):
+            ids = encode_text(self.tokenizers.target, check_text(target, place), adds, adds)
+            ids = ids if adds else [*direction.given, *ids]
+            ends, end = end_ids(self.model), self.tokenizers.target.eos_token_id
+            if ends and ends.isdisjoint(ids[-1:]):
+                ids.append(end if end in ends else min(ends))
+        else:
+            ids, (_, size) = list(map(operator.index, target)), vocabulary_sizes(self.model.config)
+            if any(not 0 <= id < size for id in ids):
+                raise UserError(f"{place} has token ids beyond 0 to {size - 1}.", field=place)
         is_given = bool(ids) and (ids[0] in direction.given or ids[0] in self.languages.control_ids)
         return Tokens(ids, start=direction.start, given=int(is_given))
-
-    def target_ids(self, target: str | Sequence[int], place: str, direction: Direction | None = None) -> Tokens:
-        """Return the tokens of a translation, given as text or token ids; `UserError` for ids that do not exist."""
-        if isinstance(target, str):
-            return self.encode_target(target, direction)
-        ids, (_, size) = list(map(operator.index, target)), vocabulary_sizes(self.model.config)
-        if any(not 0 <= id < size for id in ids):
-            raise UserError(f"{place} has token ids beyond 0 to {size - 1}.", field=place)
-        return self.target_tokens(ids, direction or self.direction())
 
     # -- pairs of source and translation -------------------------------------------------------------------------------
 
@@ -227,57 +225,47 @@ class Codec:
         options: DecodingOptions,
         places: Sequence[str] | None = None,
         with_words: bool = False,
-    ) -> list[tuple[TokensAndWords, TokensAndWords]]:
+    ) -> list[EncodedPair]:
         """
-        Return source and translation of each pair, `with_words` if both are text. Other arguments and errors are those
-        of [`Translator.score`].
+        Encode sources with their translations, `with_words` if both are text. Other arguments and errors are those of
+        [`Translator.score`].
         """
         refuse_text(sources=sources, translations=targets)
-        pairs: list[tuple[TokensAndWords, TokensAndWords]] = []
-        for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
-            place = f"Pair {number}" if places is None else places[number - 1]
-            sentence, direction = self.read_source(source, options, f"{place}: source")
+        source_limit, target_limit = self.backend.limits
+        # The decoder does not read the last target token.
+        limits = source_limit, None if target_limit is None else target_limit + 1
+        places, pairs = places or [f"Pair {number}" for number in range(1, len(sources) + 1)], []
+        for place, text, target in zip(places, sources, targets, strict=True):
+            sentence, direction = self.read_source(text, options, f"{place}: source")
+            source = self.encode_source(sentence, direction)
+            pair = EncodedPair(source, self.encode_target(target, direction, f"{place}: translation"), [], [])
             if with_words:
-                text = check_text(target, f"{place}: translation")
-                first = len(str(source).split()) - len(sentence.text.split())  # after words that name the language
-                read, written = self.words_of_source(sentence, direction, first), self.words_of_target(text, direction)
-            else:
-                read = self.encode_source(sentence, direction), []
-                written = self.target_ids(target, f"{place}: translation", direction), []
-            if is_blank(sentence.text) or self.is_empty(read[0], direction):
+                first = len(str(text).split()) - len(sentence.text.split())  # after words that name the language
+                pair = self.with_words(pair, sentence, str(target), direction, first)
+            if is_blank(sentence.text) or self.is_empty(pair.source, direction):
                 raise UserError("empty, so it cannot be scored or aligned.", field=f"{place}: source")
-            self.check_lengths(len(read[0]), len(written[0]), place)
-            pairs.append((read, written))
+            for side, tokens, limit in zip(("source", "target"), pair[:2], limits, strict=True):
+                if limit is not None and len(tokens) > limit:
+                    raise UserError(f"{place} has {len(tokens)} {side} tokens; the maximum is {limit}.", field=place)
+            pairs.append(pair)
         return pairs
 
-    def check_lengths(self, source: int, target: int, place: str) -> None:
-        """Raise `UserError` if a sentence pair has more tokens than the model has positions."""
-        limits = self.backend.limits
-        # The decoder does not read the last target token.
-        target_limit = None if limits.target is None else limits.target + 1
-        for side, length, limit in (("source", source, limits.source), ("target", target, target_limit)):
-            if limit is not None and length > limit:
-                raise UserError(f"{place} has {length} {side} tokens; the model's maximum is {limit}.", field=place)
-
-    def words_of_source(self, sentence: Sentence, direction: Direction, first: int) -> TokensAndWords:
-        """Return the tokens of a source, and the word of each, from number `first` on."""
-        text, least = direction.instruction + sentence.text, len(direction.instruction.split())
+    def with_words(
+        self, pair: EncodedPair, sentence: Sentence, target: str, direction: Direction, first: int
+    ) -> EncodedPair:
+        """Add the word of each token to a pair; those of the source count from `first`."""
+        instruction, adds = direction.instruction, not self.languages.names_targets
         with TOKENIZING:
-            ids, words = words_of_tokens(self.tokenizers.source, text, add_special_tokens=False)
-        tokens = Tokens(direction.enclose(ids))
-        if sentence.tree is not None and (parsed := self.encode_source(sentence)).ids == tokens.ids:
-            tokens = parsed  # with the edges of the tree
+            ids, words = words_of_tokens(self.tokenizers.source, instruction + sentence.text, add_special_tokens=False)
+            _, target_words = words_of_tokens(self.tokenizers.target, target, adds, adds)
+        source, least = Tokens(direction.enclose(ids)), len(instruction.split())
         numbers = [None if word is None or word < least else word - least + first for word in words]
-        before = [None] * (len(direction.before) + len(direction.tags))
-        return tokens, [*before, *numbers, *[None] * len(direction.after)]
-
-    def words_of_target(self, text: str, direction: Direction) -> TokensAndWords:
-        """Return the tokens of a translation, and the word of each."""
-        adds = not self.languages.names_targets
-        with TOKENIZING:
-            ids, words = words_of_tokens(self.tokenizers.target, text, adds, adds)
-        tokens, before = self.end_target(ids, direction), 0 if adds else len(direction.given)
-        return tokens, [*[None] * before, *words, *[None] * (len(tokens) - before - len(words))]
+        before = len(direction.before) + len(direction.tags), 0 if adds else len(direction.given)
+        sides = []
+        for tokens, own, start in zip((source, pair.target), (numbers, target_words), before, strict=True):
+            sides.append([*[None] * start, *own, *[None] * (len(tokens) - start - len(own))])
+        source = pair.source if pair.source.ids == source.ids else source  # with the edges of a tree
+        return EncodedPair(source, pair.target, *sides)
 
     # -- ids to text ---------------------------------------------------------------------------------------------------
 
@@ -311,14 +299,12 @@ class Codec:
         return [id for id in source.ids if id not in self.control_ids[0]]
 
     def is_empty(self, source: Tokens, direction: Direction | None = None) -> bool:
-        """Return whether the tokens of a source are only control tokens, and the instruction of a direction."""
+        """Return whether a source has only control tokens, and the tags and instruction of its direction."""
         direction = direction or Direction()
-        words = len(self.words_of(source)) - len(self.words_of(Tokens(list(direction.tags))))
-        if text := direction.instruction.rstrip():
-            if text not in self.instructions:
-                self.instructions[text] = len(encode_text(self.tokenizers.source, text))
-            words -= self.instructions[text]
-        return words <= 0
+        if (text := direction.instruction.rstrip()) not in self.instructions:
+            self.instructions[text] = len(encode_text(self.tokenizers.source, text))
+        tags = self.words_of(Tokens(list(direction.tags)))
+        return len(self.words_of(source)) <= len(tags) + self.instructions[text]
 
     def is_empty_source(self, sentence: SourceText) -> bool:
         """Return whether a sentence has no visible character, or none that its tokenizer keeps."""
@@ -341,17 +327,10 @@ class Codec:
             start = {"given": opening.given, **named(target, [first, *opening.ids])}
             written = [{"score": row.score, "log_prob": row.log_prob, **named(target, row.tokens)} for row in own]
             pieces.append({"source": read, "decoder_start": start, "rows": written})
-        return {
-            "sentence": number,
-            "source": request.text,
-            "source_lang": direction.source,
-            "target_lang": direction.target,
-            "tags": source.convert_ids_to_tokens(list(direction.tags)),
-            "instruction": direction.instruction,
-            "truncated": request.dropped,
-            "pieces": pieces,
-            "translation": translation.text,
-        }
+        tags = source.convert_ids_to_tokens(list(direction.tags))
+        languages = {"source_lang": direction.source, "target_lang": direction.target, "tags": tags}
+        head = {"sentence": number, "source": request.text, **languages, "instruction": direction.instruction}
+        return head | {"truncated": request.dropped, "pieces": pieces, "translation": translation.text}
 
 
 def check_text(sentence: object, place: str) -> str:

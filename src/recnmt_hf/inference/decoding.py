@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -15,16 +15,8 @@ from ..models.decoder_cache import concat_rows
 class VaswaniLengthPenalty(float):
     """
     Length penalty `((5 + length) / 6) ** alpha` (Wu et al., 2016, Eq. 14; Vaswani et al., 2017, section 6.1) as a
-    value of `generate`'s `length_penalty`: transformers divides a log-probability by `length ** length_penalty`.
-
-    Example:
-
-    ```python
-    >>> from recnmt_hf.inference import VaswaniLengthPenalty
-    >>> 7 ** VaswaniLengthPenalty(1.0)
-    2.0
-
-    ```
+    value of `generate`'s `length_penalty`: transformers divides a log-probability by `length ** length_penalty`, so
+    `7 ** VaswaniLengthPenalty(1.0)` is 2.
     """
 
     def __rpow__(self, length: float, modulo: None = None) -> float:
@@ -51,6 +43,10 @@ class PerSentence:
         for name in self.state:
             setattr(self, name, concat_rows(getattr(self, name), getattr(other, name), -1))
 
+    def of_rows(self, values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return the value of each row of a batch, which has as many consecutive rows for each sentence."""
+        return values.to(rows.device).repeat_interleave(rows.shape[0] // values.shape[0])
+
 
 class MaxLengthPerSentence(PerSentence, StoppingCriteria):
     """
@@ -65,10 +61,8 @@ class MaxLengthPerSentence(PerSentence, StoppingCriteria):
         self.limits = limits
         self.prompt_length = prompt_length
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor, **kwargs: Any) -> torch.BoolTensor:
-        rows = input_ids.shape[0] // self.limits.shape[0]
-        reached = input_ids.shape[1] - self.prompt_length >= self.limits.to(input_ids.device)
-        return cast("torch.BoolTensor", reached.repeat_interleave(rows))
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.Tensor, **kwargs: Any) -> Any:
+        return self.of_rows(self.limits, input_ids) <= input_ids.shape[1] - self.prompt_length
 
 
 class PrefixPerSentence(PerSentence, LogitsProcessor):
@@ -93,17 +87,16 @@ class PrefixPerSentence(PerSentence, LogitsProcessor):
         padded = [list(prefix) + [-1] * (width - len(prefix)) for prefix in prefixes]
         self.prefixes = torch.tensor(padded, dtype=torch.long)  # also if all are empty
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
         step = input_ids.shape[1] - self.prompt_length
         if step >= self.prefixes.shape[1]:
             return scores
-        rows = scores.shape[0] // self.prefixes.shape[0]
-        forced = self.prefixes[:, step].to(scores.device).repeat_interleave(rows)[:, None]
+        forced = self.of_rows(self.prefixes[:, step], scores)[:, None]
         tokens = forced.clamp(min=0)
-        is_given = (self.given > step).to(scores.device).repeat_interleave(rows)[:, None]
+        is_given = self.of_rows(self.given > step, scores)[:, None]
         own = scores.gather(1, tokens).clamp(min=self.LEAST).masked_fill(is_given, 0.0)
         masked = torch.full_like(scores, -torch.inf).scatter(1, tokens, own)
-        return cast("torch.FloatTensor", torch.where(forced < 0, scores, masked))
+        return torch.where(forced < 0, scores, masked)
 
 
 class EndPerSentence(PerSentence, LogitsProcessor):
@@ -113,15 +106,13 @@ class EndPerSentence(PerSentence, LogitsProcessor):
         self.ends = [ends] if isinstance(ends, int) else list(ends)
         self.limits = torch.tensor(limits)
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> Any:
         is_last = self.limits == input_ids.shape[1]  # the start token takes the place of the token to come
         if not is_last.any():
             return scores
-        is_last = is_last.to(scores.device)
         forced = torch.full_like(scores, -torch.inf)
         forced[:, self.ends] = 0.0
-        rows = scores.shape[0] // self.limits.shape[0]
-        return cast("torch.FloatTensor", torch.where(is_last.repeat_interleave(rows)[:, None], forced, scores))
+        return torch.where(self.of_rows(is_last, scores)[:, None], forced, scores)
 
 
 class SeededDraws(TorchFunctionMode):
@@ -132,17 +123,13 @@ class SeededDraws(TorchFunctionMode):
         self.seed = seed
         self.generators: dict[torch.device, torch.Generator] = {}
 
-    def generator(self, device: torch.device) -> torch.Generator:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (torch.multinomial, torch.rand_like):
+            return func(*args, **(kwargs or {}))
+        like, device = args[0], args[0].device
         if device not in self.generators:
             self.generators[device] = torch.Generator(device).manual_seed(self.seed)
-        return self.generators[device]
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.multinomial:
-            kwargs = {"generator": self.generator(args[0].device), **(kwargs or {})}
-        elif func is torch.rand_like:  # assisted decoding accepts drafts by it
-            (like,) = args
-            return torch.rand(like.shape, generator=self.generator(like.device), device=like.device, dtype=like.dtype)
-        return func(*args, **(kwargs or {}))
+        own: dict[str, Any] = {"generator": self.generators[device]}
+        if func is torch.rand_like:  # assisted decoding accepts drafts by it
+            return torch.rand(like.shape, device=device, dtype=like.dtype, **own)
+        return func(*args, **own, **(kwargs or {}))

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import warnings
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +18,6 @@ from ..models import kernels_cpu_matmuls
 from ..models.kernels_shared import allowed, is_plain
 from ..models.recurrent_layers import MaskedRNN, RecurrentLayer
 from ..models.seq2seq_loading import Seq2SeqPreTrainedModel
-from ..options import check_value
 
 
 def resolve_device(device: str | torch.device | None = None) -> torch.device:
@@ -34,11 +33,8 @@ def resolve_device(device: str | torch.device | None = None) -> torch.device:
 
 def keep_freed_memory() -> None:
     """
-    Let glibc keep the large blocks that steps of training and decoding free and allocate again.
-
-    By default glibc returns them to the system, and the kernel clears their pages each time, which takes a quarter of a
-    small model's training step on the CPU and up to a sixth of the time of translating in int8. Has no effect with
-    other allocators.
+    Let glibc keep the large blocks that steps of training and decoding free and allocate again, instead of returning
+    them to the system. Clearing their pages takes a quarter of a small model's training step on the CPU.
     """
     trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
     with suppress(AttributeError, OSError, TypeError):
@@ -51,8 +47,7 @@ def pack_weights(model: PreTrainedModel) -> None:
     """
     Let the linear layers of a model on the CPU keep a second copy of their weights in the order that oneDNN's matmuls
     read, for matmuls without gradients in float32, and in bfloat16 on processors that have instructions for it. Weights
-    that change are packed again. Models of this package do this themselves in `generate`, and a
-    [`~recnmt_hf.inference.Translator`] for each model that it loads.
+    that change are packed again. `generate` of models of this package and [`~recnmt_hf.inference.Translator`] do this.
     """
     kernels_cpu_matmuls.pack_weights(model)
     if not isinstance(model, Seq2SeqPreTrainedModel):
@@ -63,20 +58,11 @@ def pack_weights(model: PreTrainedModel) -> None:
 def forward_packed(layer: Any, states: torch.Tensor) -> torch.Tensor:
     """Replace the method `forward` of a layer in a model of another package."""
     packed = layer.__dict__.get("packed_weight")
-    if packed is not None and packed.suits(layer, states):
-        return packed.multiply(layer, states)
-    return nn.Linear.forward(layer, states)
+    is_packed = packed is not None and packed.suits(layer, states)
+    return packed.multiply(layer, states) if is_packed else nn.Linear.forward(layer, states)
 
 
 # -- int8 --------------------------------------------------------------------------------------------------------------
-
-
-def check_quantization(kind: str, device: str | torch.device | None, dtype: torch.dtype | str | None) -> None:
-    """Raise `UserError` unless the kind exists and the model would be on the CPU in float32."""
-    check_value("quantization", kind, Literal["int8"])
-    for name, value, needed in (("device", device, "cpu"), ("dtype", dtype, "float32")):
-        if value is not None and str(value).removeprefix("torch.").partition(":")[0] != needed:
-            raise UserError(f"{value} is not supported with int8 quantization. Use CPU and float32.", field=name)
 
 
 @functools.cache
@@ -93,50 +79,36 @@ WIDE_LAYER, MANY_ROWS = 4000, 32
 @functools.cache
 def has_wide_product() -> bool:
     """Return whether this build of torch has oneDNN's matmul in int8, and the processor its sums."""
-    names = ("qlinear_prepack", "qlinear_pointwise")
-    return (
-        has_wide_sums() and kernels_cpu_matmuls.has_onednn() and all(hasattr(torch.ops.onednn, name) for name in names)
-    )
-
-
-class WideWeight:
-    """The weight of a wide [`Int8Linear`] in oneDNN's order, a second copy."""
-
-    def __init__(self, linear: Int8Linear):
-        weight, self.bias = linear.weight(), linear.bias()
-        self.packed = torch.ops.onednn.qlinear_prepack(weight.int_repr(), None)
-        self.scales = weight.q_per_channel_scales().float()
-        self.zeros = torch.zeros(self.scales.shape, dtype=torch.int32)
-
-    def multiply(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the product of `(.., in_features)` by the rule of torch's dynamic layers."""
-        scale, zero = torch._choose_qparams_per_tensor(states, False)
-        rows = torch.quantize_per_tensor(states.flatten(0, -2), scale, zero, torch.quint8).int_repr()
-        product = torch.ops.onednn.qlinear_pointwise.default(
-            *(rows, scale, zero, self.packed, self.scales, self.zeros, self.bias),
-            *(1.0, 0, torch.float32, "none", [], ""),
-        )
-        return product.view(*states.shape[:-1], -1)
+    has_operators = all(hasattr(torch.ops.onednn, name) for name in ("qlinear_prepack", "qlinear_pointwise"))
+    return has_wide_sums() and kernels_cpu_matmuls.has_onednn() and has_operators
 
 
 class Int8Product:
     """Computes an [`Int8Linear`] without its call as a module, with a ReLU in the same operator, for `project`."""
 
     def __init__(self) -> None:
-        self.wide: WideWeight | None = None
+        self.wide: Any = None  # the weight in oneDNN's order, a second copy; scales, zeros and bias of the rows
 
     def suits(self, linear: Int8Linear, states: torch.Tensor) -> bool:
         return not (linear._forward_hooks or linear._forward_pre_hooks)
 
+    def multiply_wide(self, linear: Int8Linear, states: torch.Tensor) -> torch.Tensor:
+        """Return the product of `(.., in_features)` by the rule of torch's dynamic layers."""
+        if self.wide is None:
+            weight = linear.weight()
+            scales = weight.q_per_channel_scales().float()
+            packed = torch.ops.onednn.qlinear_prepack(weight.int_repr(), None)
+            self.wide = packed, scales, torch.zeros(scales.shape, dtype=torch.int32), linear.bias()
+        scale, zero = torch._choose_qparams_per_tensor(states, False)
+        rows = torch.quantize_per_tensor(states.flatten(0, -2), scale, zero, torch.quint8).int_repr()
+        settings: Any = (1.0, 0, torch.float32, "none", [], "")
+        product = torch.ops.onednn.qlinear_pointwise.default(rows, scale, zero, *self.wide, *settings)
+        return product.view(*states.shape[:-1], -1)
+
     def multiply(self, linear: Int8Linear, states: torch.Tensor, activation: Any = None) -> torch.Tensor:
-        if (
-            linear.out_features >= WIDE_LAYER
-            and states.numel() >= MANY_ROWS * linear.in_features
-            and allowed()
-            and has_wide_product()
-        ):
-            self.wide = self.wide or WideWeight(linear)
-            product = self.wide.multiply(states)
+        is_wide = linear.out_features >= WIDE_LAYER and states.numel() >= MANY_ROWS * linear.in_features
+        if is_wide and allowed() and has_wide_product():
+            product = self.multiply_wide(linear, states)
             return product if activation is None else activation(product)
         weight: Any = linear._packed_params
         has_relu = is_plain(activation, nn.ReLU)
@@ -169,7 +141,7 @@ def linear_layer(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
 
 
 def add_step_layers(recurrence: Any) -> None:
-    """Add linear layers with the weights that RNMT's decoder reads: those of its steps and of the annotations."""
+    """Add linear layers with the weights that the steps of RNMT's decoder read."""
     attention, cell, context = recurrence.attention, recurrence.context_cell, recurrence.readout.context_proj
     width, annotation = attention.q_proj.in_features, context.in_features
     parts = {
@@ -188,8 +160,8 @@ def add_step_layers(recurrence: Any) -> None:
 
 class Int8RecurrentLayer(nn.Module):
     """
-    A GRU or RNN with one matmul in int8 for all its inputs. The recurrent matmul stays in float32, because its errors
-    would add up from step to step: in int8 it cost RNMT 0.7 BLEU.
+    A [`RecurrentLayer`] with one matmul in int8 for all its inputs. The recurrent matmul stays in float32, because its
+    errors would add up from step to step: in int8 it cost RNMT 0.7 BLEU.
     """
 
     def __init__(self, layer: RecurrentLayer):
@@ -199,18 +171,17 @@ class Int8RecurrentLayer(nn.Module):
             layer.register_parameter(name, None)
 
     def forward(self, inputs: torch.Tensor, initial: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute what [`RecurrentLayer`] computes."""
         state = inputs.new_zeros(inputs.shape[0], self.layer.hidden_size) if initial is None else initial
         return self.layer.run_steps(self.inputs(inputs.transpose(0, 1)), [state])[0].transpose(0, 1)
 
 
 def quantize_inputs(rnn: MaskedRNN) -> None:
     """Replace the input matmuls of a recurrent layer by int8, except those of an LSTM, which is one fused kernel."""
-    names = [name for name in ("forward_rnn", "backward_rnn") if getattr(rnn, name) is not None]
-    layers: list[Any] = [getattr(rnn, name) for name in names]
+    names = ("forward_rnn", "backward_rnn")
+    layers: dict[str, Any] = {name: layer for name in names if (layer := getattr(rnn, name)) is not None}
     if hasattr(rnn, "input_layers"):
-        rnn.input_layers = nn.ModuleList([linear_layer(layer.weight_ih, layer.bias) for layer in layers])
-    for name, layer in zip(names, layers, strict=True):
+        rnn.input_layers = nn.ModuleList([linear_layer(one.weight_ih, one.bias) for one in layers.values()])
+    for name, layer in layers.items():
         if type(layer) is RecurrentLayer and layer.cell != "lstm":
             setattr(rnn, name, Int8RecurrentLayer(layer))
 

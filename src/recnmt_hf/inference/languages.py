@@ -50,26 +50,16 @@ def encode_text(
 
 @dataclass(frozen=True)
 class Direction:
-    """
-    Languages of a sentence, and the tokens and texts by which the model is told about them.
-
-    Attributes:
-        source, target (`str`, *optional*): Codes of the languages; that of the source is also used to split sentences.
-        before, after (sequence of `int`): Control tokens before and after the source.
-        tags (sequence of `int`): Tokens behind those before the source: languages, and tags of the user.
-        instruction (`str`): Text in front of the source.
-        start (`int`, *optional*): First input of the decoder, if it is not the model's own.
-        given (sequence of `int`): Tokens that each translation begins with, not predicted by the model.
-    """
+    """Languages of a sentence (the source's is also used to split sentences), and how the model is told about them."""
 
     source: str | None = None
     target: str | None = None
-    before: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
-    tags: tuple[int, ...] = ()
-    instruction: str = ""
-    start: int | None = None
-    given: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()  # control tokens before the source
+    after: tuple[int, ...] = ()  # and after it
+    tags: tuple[int, ...] = ()  # tokens between `before` and the source: languages, and tags of the user
+    instruction: str = ""  # text in front of the source
+    start: int | None = None  # first input of the decoder, if it is not the model's own
+    given: tuple[int, ...] = ()  # tokens that each translation begins with, not predicted by the model
 
     def enclose(self, ids: Sequence[int]) -> list[int]:
         """Return the tokens of a source with control tokens."""
@@ -84,12 +74,8 @@ class Direction:
 
 class Languages:
     """
-    Languages of a model. This class is for models of one direction, or without names of languages.
-
-    Attributes:
-        sources (`list[str]`): Codes of the source languages among which the model must be given one.
-        targets (`list[str]`): Codes of the target languages among which one can be chosen.
-        control_ids (`set[int]`): Ids of tokens that name languages.
+    Languages of a model: codes of the source languages among which it must be given one (`sources`), and of the target
+    languages among which one can be chosen (`targets`). This class is for models of one direction, or without names.
     """
 
     # Whether the token of the target replaces the control tokens that the tokenizer puts before a target.
@@ -100,7 +86,7 @@ class Languages:
         self.ids, self.codes = dict(ids), {id: code for code, id in ids.items()}
         self.sources: list[str] = sorted(ids) if self.names_targets else []
         self.targets: list[str] = sorted(ids)
-        self.control_ids = set(self.codes)
+        self.control_ids = set(self.codes)  # of tokens that name languages
 
     def direction(self, source: str | None, target: str | None, forced: int | None = None) -> Direction:
         """Return the direction of two languages; `None`: of tokenizer and files. `forced` is a first token."""

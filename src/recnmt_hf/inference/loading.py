@@ -1,13 +1,12 @@
-"""Load trained and exported models; the only place that knows their formats."""
+"""Load trained and exported models."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
@@ -18,11 +17,12 @@ from ..data.languages import list_names
 from ..data.tokenizer_pair import TokenizerPair
 from ..errors import MissingFileError, UserError
 from ..models.kernels_shared import has_bfloat16
-from .backends.ctranslate2_model import CTranslate2Backend, default_engine_device
-from .backends.onnx_model import OnnxBackend, OnnxModel, load_onnx_runtime, resolve_provider_device
+from ..options import check_value
+from .backends.ctranslate2_model import CTranslate2Backend
+from .backends.onnx_model import OnnxBackend, OnnxModel
 from .backends.protocol import Backend
 from .backends.torch_model import EnsembleBackend, TorchBackend
-from .devices import check_quantization, pack_weights, quantize_model, resolve_device
+from .devices import pack_weights, quantize_model, resolve_device
 from .model_settings import ModelTask, complete_token_ids, is_export, read_export_settings, read_model_task
 
 
@@ -51,11 +51,14 @@ def load_backend(
             name = "quantization" if quantization else "dtype"
             raise UserError(f"not supported for {path}: weights of an exported model have a fixed type.", field=name)
         tokenizers = TokenizerPair.load(path)
-        if read_export_settings(path).format == "onnx":
+        if read_export_settings(path)[0] == "onnx":
             return OnnxBackend(OnnxModel(path, device), tokenizers, check), read_model_task(path)
         return CTranslate2Backend(path, tokenizers, device, check), read_model_task(path)
     if quantization is not None:
-        check_quantization(quantization, device, dtype)
+        check_value("quantization", quantization, Literal["int8"])
+        for name, value, needed in (("device", device, "cpu"), ("dtype", dtype, "float32")):
+            if value is not None and str(value).removeprefix("torch.").partition(":")[0] != needed:
+                raise UserError(f"{value} is not supported with int8 quantization.", field=name)
         device = "cpu"
     model = load_model(path, device, dtype, trust_remote_code, check, **kwargs)
     tokenizers = TokenizerPair.load(path, trust_remote_code=trust_remote_code, **kwargs)
@@ -65,14 +68,6 @@ def load_backend(
     elif model.device.type == "cpu":
         pack_weights(model)
     return backend, read_model_task(path, **kwargs)
-
-
-def default_device(path: str | Path, quantization: str | None = None) -> str:
-    """Return `"cuda"` or `"cpu"`, where [`load_backend`] loads a model if no device is given."""
-    if not is_export(path):
-        return "cpu" if quantization else resolve_device().type
-    is_onnx = read_export_settings(path).format == "onnx"
-    return resolve_provider_device(load_onnx_runtime(), None).type if is_onnx else default_engine_device()
 
 
 def load_model(
@@ -97,19 +92,15 @@ def load_model(
         check_folder(path)
     if sys.stderr is None or not sys.stderr.isatty():
         logging.disable_progress_bar()
-    settings = {} if dtype in (None, "fastest") else {"dtype": dtype}
-    with explained_loading(path), silence_loading_report() if check else nullcontext():
-        model, info = AutoModelForSeq2SeqLM.from_pretrained(
-            path,
-            use_safetensors=True,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # check_loading reports all of them
-            **settings,
-            **kwargs,
-        )
-    if check:
-        check_loading(model, info)
+    if dtype not in (None, "fastest"):
+        kwargs["dtype"] = dtype
+    kwargs["use_safetensors"] = True
+    with explained_loading(path):
+        if check:
+            model = load_complete(AutoModelForSeq2SeqLM, path, trust_remote_code=trust_remote_code, **kwargs)
+        else:
+            kwargs["ignore_mismatched_sizes"] = True
+            model = AutoModelForSeq2SeqLM.from_pretrained(path, trust_remote_code=trust_remote_code, **kwargs)
     complete_token_ids(model)
     if dtype == "fastest":
         has_instructions = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else has_bfloat16()
@@ -128,8 +119,15 @@ def check_folder(path: str | Path) -> None:
         )
 
 
-def check_loading(model: PreTrainedModel, info: Mapping[str, Any]) -> None:
-    """Raise `UserError` unless all weights come from the files, and no others, by the report `info`."""
+def load_complete(model_class: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call `from_pretrained` of a class; `UserError` unless all weights come from the files, and no others."""
+    reporter = logging.get_logger("transformers.modeling_utils")
+    reporter.disabled = True  # it reports some of the faults below; with another level it would report more
+    try:
+        kwargs |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, info = model_class.from_pretrained(*args, **kwargs)
+    finally:
+        reporter.disabled = False
     kinds: dict[str, Collection[str]] = {
         "missing": info["missing_keys"],
         "of another shape": [f"{name} {tuple(saved)} for {tuple(own)}" for name, saved, own in info["mismatched_keys"]],
@@ -137,14 +135,4 @@ def check_loading(model: PreTrainedModel, info: Mapping[str, Any]) -> None:
     }
     if faults := [f"{kind}: {list_names(sorted(names))}" for kind, names in kinds.items() if names]:
         raise UserError(f"its weights do not match its config.json ({'; '.join(faults)}).", field=model.name_or_path)
-
-
-@contextmanager
-def silence_loading_report() -> Iterator[None]:
-    """Silence transformers' report on missing and unexpected weights, which [`check_loading`] rejects."""
-    reporter = logging.get_logger("transformers.modeling_utils")
-    reporter.disabled = True  # with another level transformers would report more
-    try:
-        yield
-    finally:
-        reporter.disabled = False
+    return model

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub import hf_hub_download
 from transformers import GenerationConfig
+from transformers.utils import cached_file
 
-from .._loading_errors import looks_local, read_small_text
+from .._loading_errors import PLACE_ARGUMENTS, read_small_text
 from ..errors import UserError
 
 
@@ -28,19 +28,15 @@ class LengthLimits(NamedTuple):
 
 def length_limits(config: Any) -> LengthLimits:
     """Return the limits of a model's configuration."""
-    sides = getattr(config, "sides_with_positions", ("source", "target"))  # transformers' own models have both
-    source, target = (number_of_positions(config, side) for side in ("encoder", "decoder"))
-    return LengthLimits(
-        source if "source" in sides else None, target - 1 if "target" in sides and target is not None else None
-    )
-
-
-def number_of_positions(config: Any, side: str) -> int | None:
-    """Return the number of positions of the encoder or decoder, which may have a configuration of its own."""
-    own, name = getattr(config, side, None), "max_position_embeddings"
-    places = [(config, f"max_{side}_position_embeddings"), (config, name), (own, name)]
-    found = (getattr(settings, name, None) for settings, name in places)
-    return next((positions for positions in found if positions is not None), None)
+    limits: dict[str, int | None] = {}
+    for name, side in (("source", "encoder"), ("target", "decoder")):
+        own, shared = getattr(config, side, None), "max_position_embeddings"  # sides may have their own configuration
+        places = [(config, f"max_{side}_position_embeddings"), (config, shared), (own, shared)]
+        found = (getattr(*place, None) for place in places)
+        limits[name] = next((positions for positions in found if positions is not None), None)
+    sides = getattr(config, "sides_with_positions", tuple(limits))  # transformers' own models have both
+    source, target = (limit if name in sides else None for name, limit in limits.items())
+    return LengthLimits(source, None if target is None else target - 1)
 
 
 def end_ids(model: Any) -> set[int]:
@@ -79,11 +75,8 @@ class ModelTask:
 def read_model_task(path: str | Path, **kwargs: Any) -> ModelTask:
     """Read the task from `evidence.json` of a folder or model id; a missing or damaged file gives the defaults."""
     try:
-        file = Path(path) / EVIDENCE
-        if not looks_local(str(path)):
-            known = {"revision", "token", "cache_dir", "local_files_only"}
-            file = Path(hf_hub_download(str(path), EVIDENCE, **{k: v for k, v in kwargs.items() if k in known}))
-        evidence = json.loads(read_small_text(file))
+        place = {name: kwargs[name] for name in PLACE_ARGUMENTS if name in kwargs}
+        evidence = json.loads(read_small_text(str(cached_file(str(path), EVIDENCE, **place))))
         languages = evidence.get("languages") or [None, None]
         source, target = (code if isinstance(code, str) else None for code in languages)
         is_rouge = evidence.get("recipe", {}).get("training", {}).get("text_metric") == "rouge"
@@ -92,25 +85,17 @@ def read_model_task(path: str | Path, **kwargs: Any) -> ModelTask:
     return ModelTask(source, is_rouge or (source is not None and source == target), target)
 
 
-class ExportSettings(NamedTuple):
-    """Contents of the settings file of an export: `"ctranslate2"` or `"onnx"`, and the settings of the model."""
-
-    format: str
-    config: dict[str, Any]
-    generation_config: GenerationConfig
-
-
 def is_export(path: str | Path) -> bool:
     """Return whether a folder holds an exported model."""
     return (Path(path) / ENGINE_SETTINGS).is_file()
 
 
-def read_export_settings(path: str | Path) -> ExportSettings:
-    """Read the settings file of an exported model."""
+def read_export_settings(path: str | Path) -> tuple[str, dict[str, Any], GenerationConfig]:
+    """Return the format of an exported model (`"ctranslate2"` or `"onnx"`) and the settings of the original."""
     file = Path(path) / ENGINE_SETTINGS
     try:
         settings = json.loads(read_small_text(file))
         generation_config = GenerationConfig.from_dict(settings["generation_config"])
-        return ExportSettings(settings["format"], settings["config"], generation_config)
+        return settings["format"], settings["config"], generation_config
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}).", field=file) from error

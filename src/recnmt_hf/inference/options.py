@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -20,7 +19,9 @@ from ..options import (
     check_options,
     check_value,
     documented,
+    given_fields,
     option,
+    options_of,
 )
 
 
@@ -31,21 +32,16 @@ SET_BY_TRANSLATOR = {
     *("output_scores", "output_logits", "output_hidden_states", "prefill_chunk_size"),
 }
 # transformers' names of options, in Python.
-ALIASES = {
-    "num_beams": "beams",
-    "num_return_sequences": "num_hypotheses",
-    "src_lang": "source_lang",
-    "tgt_lang": "target_lang",
-}
+ALIASES = {"num_beams": "beams", "num_return_sequences": "num_hypotheses"}
+ALIASES |= {"src_lang": "source_lang", "tgt_lang": "target_lang"}
 # Options that divide texts. They have no effect where each line is a segment to score: in tests and validation.
 TEXT_OPTIONS = ("split_sentences", "source_lang", "target_lang", "source_prefix")
-# Settings that transformers takes without a check of their type.
+# Settings that transformers takes without a check of their type, and numbers that it wants as `float`.
 GENERATE_VALUES: dict[str, Any] = {
     **dict.fromkeys(("do_sample", "use_cache"), bool),
     "forced_bos_token_id": int | None,
     "forced_eos_token_id": int | list[int] | None,
 }
-# Numbers that transformers wants as `float`.
 GENERATE_FLOATS = ("temperature", "top_p", "repetition_penalty", "encoder_repetition_penalty")
 # Arguments of `generate` outside of its configuration; they cannot be written as YAML.
 PYTHON_ARGUMENTS = ("logits_processor", "prefix_allowed_tokens_fn")
@@ -54,6 +50,10 @@ USUAL_SETTINGS = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "max_length"),
     *("num_beams", "length_penalty", "early_stopping", "max_new_tokens", "use_cache"),
 }
+# Help of the languages.
+SEVERAL = "for models with several languages; defaults to the language named in the model's files"
+Beams = Annotated[int, Range(least=1, most=MOST_BEAMS)]
+Count = Annotated[int, Range(least=1, most=MOST_TOKENS)]
 
 
 @documented
@@ -68,12 +68,8 @@ class DecodingOptions:
     whose first argument is the number of the sentence in the call, from 0.
     """
 
-    beams: Annotated[int, Range(least=1, most=MOST_BEAMS)] = option(
-        4, "beam size; 1: greedy search, or sampling without beams"
-    )
-    num_hypotheses: Annotated[int, Range(least=1, most=MOST_BEAMS)] = option(
-        1, "number of hypotheses per sentence; at most beams, unless they are sampled with beams=1"
-    )
+    beams: Beams = option(4, "beam size; 1: greedy search, or sampling without beams")
+    num_hypotheses: Beams = option(1, "hypotheses per sentence; at most beams, unless they are sampled with beams=1")
     length_penalty_type: Literal["vaswani", "hf"] = option(
         "vaswani", "divisor of a log-probability; vaswani: ((5 + length) / 6) ^ alpha; hf: length ^ alpha"
     )
@@ -86,24 +82,14 @@ class DecodingOptions:
     max_length_extra: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(
         50, "number of tokens added to the maximum length that max_length_factor gives"
     )
-    max_tokens: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
-        16384, "maximum size of a batch in tokens (source tokens times beams)"
-    )
+    max_tokens: Count = option(16384, "maximum size of a batch in tokens (source tokens times beams)")
     split_sentences: Literal["auto", "always", "never"] = option(
         "auto",
         "split each line into sentences before translating; auto: unless the line has a prefix, on_long is "
         "truncate, or the model summarizes",
     )
-    source_lang: str | None = option(
-        None,
-        "language code of the source, for split_sentences and for models with several source languages; defaults to "
-        "the language named in the model's files",
-    )
-    target_lang: str | None = option(
-        None,
-        "language code of the target, for models with several target languages; defaults to the language named in the "
-        "model's files",
-    )
+    source_lang: str | None = option(None, f"language code of the source, for split_sentences and {SEVERAL}")
+    target_lang: str | None = option(None, f"language code of the target, {SEVERAL}")
     source_prefix: str | None = option(
         None, "text in front of each source sentence, for models that read instructions, such as T5"
     )
@@ -121,9 +107,7 @@ class DecodingOptions:
         "decoder layer to read alignments from, or mean: the average of all; default: the trained alignment head if "
         "there is one, else the layer below the top",
     )
-    buffer: Annotated[int, Range(least=1, most=MOST_TOKENS)] = option(
-        2000, "number of sentences that are read, sorted by length, translated and written together"
-    )
+    buffer: Count = option(2000, "number of sentences that are read, sorted by length, translated and written together")
     seed: Annotated[int | None, Range(least=0, most=MOST_SEED)] = option(
         None, "random seed of sampling; same seed, sentences, batches and device give the same translations"
     )
@@ -154,14 +138,11 @@ class DecodingOptions:
 
 def length_penalty(kind: Literal["vaswani", "hf"], alpha: float) -> float:
     """
-    Return the value of `length_penalty` for `generate`.
+    Return the value of `length_penalty` for `generate`; `ValueError` if kind or alpha are not allowed.
 
     Args:
         kind (`str`): `"vaswani"`: `((5 + length) / 6) ** alpha`. `"hf"`: `length ** alpha`, transformers' own.
         alpha (`float`): Exponent, from -5 to 100; 0 disables the penalty.
-
-    Raises:
-        ValueError: The kind does not exist, or alpha is out of range.
     """
     return DecodingOptions(length_penalty_type=kind, length_penalty=alpha).penalty()
 
@@ -180,21 +161,13 @@ def unusual_settings(settings: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.to_diff_dict().items() if name in names and value is not False}
 
 
-def unknown_option(name: str, known: Iterable[str]) -> UserError:
-    """Return the error for an unknown name, with the nearest known one."""
-    near = difflib.get_close_matches(name.removeprefix("generate."), known, n=1)
-    remedy = near[0] if near else "a field of DecodingOptions or of transformers' GenerationConfig"
-    return UserError(f"There is no field {name}. Use {remedy}.", field=name)
-
-
 def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
     """Return settings for `generate`, with some numbers as `float`; an error for unknown and invalid ones."""
     from transformers import GenerationConfig
 
-    settings = dict(settings)
+    settings, allowed = dict(settings), {*PYTHON_ARGUMENTS, *names_of_generate()} - SET_BY_TRANSLATOR
+    given_fields(settings, allowed, "generate")
     for name, value in settings.items():
-        if name in SET_BY_TRANSLATOR or name not in {*PYTHON_ARGUMENTS, *names_of_generate()}:
-            raise unknown_option(f"generate.{name}", names_of_generate() - SET_BY_TRANSLATOR)
         if name in GENERATE_VALUES:
             check_value(f"generate.{name}", value, GENERATE_VALUES[name], Range(least=0))
         if name in GENERATE_FLOATS and type(value) is int:
@@ -210,21 +183,18 @@ def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
     `max_new_tokens`, `max_length`, `src_lang`, `tgt_lang`; any other name of `GenerationConfig` is a key of `generate`.
     Names of fields stay. `UserError` for unknown names, and for options that are given twice.
     """
-    own = {entry.name for entry in fields(DecodingOptions)}
-    options = {name: value for name, value in changes.items() if name in own}
-    for name, value in changes.items():
-        if name in own:
-            continue
-        if name == "max_new_tokens":
-            translated = {"max_length_factor": 0.0, "max_length_extra": value}
-        elif name == "max_length" and isinstance(value, int):  # with the first input of the decoder
-            translated = {"max_length_factor": 0.0, "max_length_extra": value - 1}
-        elif name in ALIASES:
-            translated = {ALIASES[name]: value}
-        elif name in names_of_generate() or name in PYTHON_ARGUMENTS:
-            translated = {"generate": {**options.pop("generate", {}), name: value}}
+    own, passed_on = options_of(DecodingOptions), {*names_of_generate(), *PYTHON_ARGUMENTS}
+    given_fields(changes, {*own, *ALIASES, *passed_on, "max_new_tokens", "max_length"})
+    options: dict[str, Any] = {}
+    for name in sorted(changes, key=lambda name: name not in own):
+        value = changes[name]
+        if name in own or name in ALIASES:
+            translated = {ALIASES.get(name, name): value}
+        elif name == "max_new_tokens" or (name == "max_length" and isinstance(value, int)):
+            # The first input of the decoder is part of `max_length`.
+            translated = {"max_length_factor": 0.0, "max_length_extra": value - (name == "max_length")}
         else:
-            raise unknown_option(name, own | set(ALIASES) | names_of_generate())
+            translated = {"generate": {**options.pop("generate", {}), name: value}}
         if repeated := options.keys() & translated.keys():
             raise UserError(f"{name} and {min(repeated)} set the same option.", field=name)
         options |= translated

@@ -16,7 +16,7 @@ from ..data.tree_inputs import Relations, tree_options
 from ..errors import UserError
 from ..options import options_of
 from .languages import TASK_NAME
-from .loading import check_loading, silence_loading_report
+from .loading import load_complete
 from .model_settings import read_model_task
 from .options import DecodingOptions, convert_option_names, decoding_options
 from .results import TranslationWarnings
@@ -37,20 +37,16 @@ LANGUAGE_KEYS = ("src_lang", "tgt_lang", "source_lang", "target_lang")
 
 
 class CheckedModelForSeq2SeqLM(AutoModelForSeq2SeqLM):
-    """`AutoModelForSeq2SeqLM` that rejects files with missing or unexpected weights, by [`check_loading`]."""
+    """`AutoModelForSeq2SeqLM` whose weights are checked by [`load_complete`]."""
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> PreTrainedModel:
-        settings = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        with silence_loading_report():
-            model, info = AutoModelForSeq2SeqLM.from_pretrained(*args, **{**kwargs, **settings})
-        check_loading(model, info)
-        return model
+        return load_complete(AutoModelForSeq2SeqLM, *args, **kwargs)
 
 
 class TranslationPipeline(Pipeline):
     """
-    `pipeline("recnmt-translation", model=folder)`.
+    `pipeline("recnmt-translation", model=folder)`; a call returns `[{"translation_text": .., "score": ..}]`.
 
     Its options, at construction and in calls, are those of [`DecodingOptions`] or transformers' names for them:
     `num_beams`, `num_return_sequences`, `max_new_tokens`, `do_sample`, `no_repeat_ngram_size` and other settings of
@@ -65,13 +61,6 @@ class TranslationPipeline(Pipeline):
     Args:
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of a target with a vocabulary of its own;
             defaults to the one in the model's folder.
-
-    Example:
-
-    ```python
-    translate = transformers.pipeline("recnmt-translation", model="outputs/run/model")
-    translate("The dog sleeps.", num_beams=4)  # [{"translation_text": "Der Hund schläft.", "score": -0.1}]
-    ```
     """
 
     # transformers types these as None, and documents them as truth values.

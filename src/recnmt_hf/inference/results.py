@@ -1,26 +1,29 @@
-"""Results of translating and scoring, and warnings of unknown source tokens and of far too short translations."""
+"""Results of translating, scoring and aligning, warnings about translations, and links by cross-attention."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..data.records import TokenRows
+from ..errors import UserError
+from ..metrics.alignment import format_links
 
 
 logger = logging.get_logger(__name__)
 
-# A warning reports unknown tokens above this share.
-UNKNOWN_SHARE = 0.01
+# A warning reports unknown tokens above this share, and as many numbers of short translations.
+UNKNOWN_SHARE, MOST_NUMBERS = 0.01, 5
 # A translation is far too short with less than this share of the letters of a source of at least this many. Of 90,000
 # reference translations between eight languages, 4 pairs of a web crawl are. Multi30k's smallest share is 0.44.
 LEAST_LETTERS, LEAST_SHARE = 60, 0.25
-# Sentence numbers in the warning.
-MOST_NUMBERS = 5
 # A Chinese character carries about as much as three letters, one of Japanese or Korean syllables as two.
 HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 SYLLABLE = re.compile("[\u3040-\u30ff\uac00-\ud7af]")
@@ -85,6 +88,29 @@ class SentenceScore:
     token_log_probs: list[float]
 
 
+@dataclass
+class WordAlignment:
+    """
+    Links and attention between the words of a sentence pair.
+
+    Attributes:
+        source, target (`list[str]`): Words, separated by spaces in the text.
+        links (`list[tuple[int, int]]`): At most one for each target word: its source word of largest attention, none
+            where that is the source's end token, or where the tokenizer leaves nothing of the word.
+        weights (`numpy.ndarray` of shape `(len(target), len(source) + 1)`): Attention of target words to source words
+            and, in the last column, to the source's end token.
+    """
+
+    source: list[str]
+    target: list[str]
+    links: list[tuple[int, int]]
+    weights: np.ndarray
+
+    def to_pharaoh(self) -> str:
+        """Return the links in Pharaoh format, source first."""
+        return format_links(self.links)
+
+
 def count_letters(text: str) -> int:
     """Return the number of letters and digits, with a weight for scripts that need fewer characters."""
     return sum(map(str.isalnum, text)) + 2 * len(HAN.findall(text)) + len(SYLLABLE.findall(text))
@@ -105,7 +131,6 @@ class TranslationWarnings:
         self.short: list[int] = []  # numbers of the sentences
 
     def count_tokens(self, sources: TokenRows) -> None:
-        """Add the tokens of sources."""
         self.tokens += sum(map(len, sources))
         self.unknown += sum(source.ids.count(self.unknown_id) for source in sources)
 
@@ -124,7 +149,7 @@ class TranslationWarnings:
         )
 
     def log(self) -> None:
-        """Log the warnings of unknown tokens and of short translations."""
+        """Log both warnings."""
         if warning := self.unknown_tokens():
             logger.warning_once(warning)
         if self.short:
@@ -134,3 +159,64 @@ class TranslationWarnings:
                 f"letters (sentence numbers: {numbers}), so parts of the sources are probably untranslated. Split the "
                 "sources into sentences (--split-sentences), or use a model trained on texts of this length."
             )
+
+
+# -- links by cross-attention ------------------------------------------------------------------------------------------
+
+
+def word_matrix(
+    weights: np.ndarray, source: Sequence[int | None], target: Sequence[int | None], sizes: tuple[int, int]
+) -> np.ndarray:
+    """
+    Compute attention between words `(target_words, source_words + 1)` from attention between tokens `(target tokens,
+    source tokens)`. `source` and `target` are the word of each token, `None` for special tokens; special source tokens
+    share the last column. The attention of a target word is the mean over its tokens, that to a source word the sum
+    over its tokens. Rows of words without a token (a tokenizer may drop characters) are zero. `sizes` are the numbers
+    of source and target words.
+    """
+    source_words, target_words = sizes
+    columns = np.zeros((weights.shape[0], source_words + 1))
+    for place, word in enumerate(source):
+        columns[:, source_words if word is None else word] += weights[:, place]
+    rows, tokens = np.zeros((target_words, source_words + 1)), np.zeros(target_words)
+    for place, word in enumerate(target):
+        if word is not None:
+            rows[word] += columns[place]
+            tokens[word] += 1
+    return rows / np.maximum(tokens, 1)[:, None]
+
+
+def choose_attention(
+    attentions: Sequence[torch.Tensor], layer: int | str | None = None, head: int | None = None
+) -> torch.Tensor:
+    """
+    Return the cross-attention to align by, `(batch_size, target_length, source_length)`, from that of all layers, each
+    `(batch_size, heads, target_length, source_length)`. `layer` is a decoder layer from 0 or `"mean"`, by default the
+    one below the top, which Garg et al. (2019) found best; `head` is one from 0, by default the mean of all.
+    """
+    heads, layers = attentions[0].shape[1], len(attentions)
+    if layer is None:
+        layer = max(layers - 2, 0)
+    for name, index, size in (("layer", layer, layers), ("head", head, heads)):
+        if index not in (None, "mean", *range(size)):
+            raise UserError(f"{name}={index!r} does not exist; the model has 0 to {size - 1}.", field=name)
+    weights: Any = torch.stack(list(attentions)).mean(dim=0) if layer == "mean" else attentions[int(layer)]
+    return weights.mean(dim=1) if head is None else weights[:, head]
+
+
+def links_of_matrix(matrix: np.ndarray) -> list[tuple[int, int]]:
+    """
+    Return for each row of a [`word_matrix`] a link to the column of largest attention, as (source, target) positions
+    from 0. There is none to the last column, the source's end token, and none for a row of zeros.
+    """
+    end = matrix.shape[1] - 1
+    return [(int(best), j) for j, best in enumerate(matrix.argmax(axis=1)) if best < end and matrix[j].any()]
+
+
+def links_of_tokens(
+    weights: np.ndarray, source: Sequence[int], target: Sequence[int], controls: tuple[Collection[int], Collection[int]]
+) -> list[tuple[int, int]]:
+    """Return the links between tokens, as [`links_of_matrix`]. `controls` are ids of source and target without link."""
+    sides = zip((source, target), controls, strict=True)
+    source_words, target_words = ([None if id in ids else i for i, id in enumerate(side)] for side, ids in sides)
+    return links_of_matrix(word_matrix(weights, source_words, target_words, (len(source), len(target))))

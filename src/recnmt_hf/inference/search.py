@@ -6,7 +6,6 @@ which every sentence stays until the whole batch is finished. The last sentences
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -58,7 +57,7 @@ class ModelRows:
         if beams == 1:
             return self.next_logits(tokens)
         inputs, first = self.inputs, torch.arange(0, self.rows, beams, device=tokens.device)
-        self.inputs = map_tensors(partial(select_rows, {self.rows: first}), inputs)
+        self.select_inputs({self.rows: first})
         logits = self.next_logits(tokens.index_select(0, first))
         self.inputs = inputs
         self.cache.batch_repeat_interleave(beams)
@@ -72,8 +71,17 @@ class ModelRows:
     def select(self, rows: torch.Tensor, sentences: torch.Tensor) -> None:
         """Keep these rows, in this order, and the sentences that they belong to, each index once."""
         self.cache.reorder_cache(rows)
-        self.inputs = map_tensors(partial(select_rows, {self.rows: rows, self.sentences: sentences}), self.inputs)
+        self.select_inputs({self.rows: rows, self.sentences: sentences})
         self.rows, self.sentences = rows.shape[0], sentences.shape[0]
+
+    def select_inputs(self, indices: dict[int, torch.Tensor]) -> None:
+        """Keep those rows of each tensor of the inputs that `indices` gives for their number."""
+
+        def chosen(tensor: torch.Tensor) -> torch.Tensor:
+            rows = indices.get(tensor.shape[0]) if tensor.dim() else None
+            return tensor if rows is None else tensor.index_select(0, rows)
+
+        self.inputs = map_tensors(chosen, self.inputs)
 
     def concat(self, other: ModelRows) -> None:
         """Add the rows of another batch, which have read as many tokens."""
@@ -94,15 +102,7 @@ def map_tensors(change: Callable[..., torch.Tensor], value: Any, *others: Any) -
     return value
 
 
-def select_rows(indices: dict[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    """Return those rows of a tensor that `indices` gives for their number."""
-    rows = indices.get(tensor.shape[0]) if tensor.dim() else None
-    return tensor if rows is None else tensor.index_select(0, rows)
-
-
-def best_continuations(
-    scores: torch.Tensor, before: torch.Tensor, count: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def best_continuations(scores: torch.Tensor, before: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
     """
     Return the `count` best values of `scores` `(sentences, beams, vocab_size)` plus `before` `(sentences, beams)` of
     each sentence, best first, with their beams and tokens, each `(sentences, count)`. They are among the `count` groups
@@ -204,7 +204,7 @@ def join_searches(first: GreedySearch, second: GreedySearch) -> GreedySearch:
         first, second = second, first  # its rules hold up to its own maximum length; sentences have their own, too
     for name in first.state:
         setattr(first, name, concat_rows(getattr(first, name), getattr(second, name), first.padding))
-    for part, other in zip(first.parts_of_sentences(), second.parts_of_sentences(), strict=True):
+    for part, other in zip(first.per_sentence, second.per_sentence, strict=True):
         part.add_sentences(other)
     first.numbers = first.numbers + second.numbers
     first.found |= second.found
@@ -216,14 +216,10 @@ class GreedySearch:
     """Greedy search; the arguments are those of [`start_search`]."""
 
     state: tuple[str, ...] = ("running",)  # tensors with a row for each unfinished sentence
+    output = "running"  # that of the hypotheses `(sentences, beams, max_length)`, best first
 
     def __init__(
-        self,
-        rows: ModelRows,
-        input_ids: torch.Tensor,
-        processors: Any,
-        criteria: Any,
-        config: GenerationConfig,
+        self, rows: ModelRows, input_ids: torch.Tensor, processors: Any, criteria: Any, config: GenerationConfig
     ):
         self.rows, self.processors, self.criteria, self.config = rows, processors, criteria, config
         self.prompt_length = self.length = input_ids.shape[1]
@@ -233,6 +229,7 @@ class GreedySearch:
         self.padding = next(int(id) for id in (config.pad_token_id, *self.ends, -1) if id is not None)
         self.numbers = list(range(rows.sentences))  # of the unfinished sentences
         self.found: dict[int, torch.Tensor] = {}  # hypotheses of the finished ones, best first
+        self.per_sentence = [part for part in (*processors, *criteria) if isinstance(part, PerSentence)]
         shape = (rows.sentences, self.beams, int(config.max_length or 0))
         self.running = input_ids.new_full(shape, self.padding)
         self.running[..., : self.prompt_length] = input_ids.view(*shape[:2], -1)
@@ -272,21 +269,13 @@ class GreedySearch:
         self.numbers = [self.numbers[place] for place in stay.tolist()]
         for name in self.state:
             setattr(self, name, getattr(self, name).index_select(0, stay))
-        for part in self.parts_of_sentences():
+        for part in self.per_sentence:
             part.keep_sentences(stay)
-
-    def parts_of_sentences(self) -> list[PerSentence]:
-        """Return the processors and criteria with values for each sentence."""
-        return [part for part in (*self.processors, *self.criteria) if isinstance(part, PerSentence)]
 
     def collect(self, places: torch.Tensor) -> None:
         """Store the results of the sentences at these indices of the batch."""
-        results = self.results()[:, : self.config.num_return_sequences or 1].index_select(0, places)
+        results = getattr(self, self.output)[:, : self.config.num_return_sequences or 1].index_select(0, places)
         self.found.update(zip((self.numbers[place] for place in places.tolist()), results, strict=True))
-
-    def results(self) -> torch.Tensor:
-        """Return tokens `(sentences in the batch, beams, max_length)`, best first."""
-        return self.running
 
 
 class BeamSearch(GreedySearch):
@@ -297,6 +286,7 @@ class BeamSearch(GreedySearch):
     """
 
     state = ("running", "running_scores", "finished", "finished_scores", "is_finished", "can_improve")
+    output = "finished"
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -318,14 +308,10 @@ class BeamSearch(GreedySearch):
         vocabulary = logits.shape[-1]
         at_a_time = max(SCORES_AT_A_TIME // (beams * vocabulary), 1) if logits.device.type == "cpu" else sentences
         parts = zip(logits.split(at_a_time * beams), self.running_scores.split(at_a_time), strict=True)
-        found = [
-            best_continuations(
-                (part if are_log_probs else part.log_softmax(-1)).view(-1, beams, vocabulary),
-                before,
-                self.continuations,
-            )
-            for part, before in parts
-        ]
+        found = []
+        for part, before in parts:
+            scores = (part if are_log_probs else part.log_softmax(-1)).view(-1, beams, vocabulary)
+            found.append(best_continuations(scores, before, self.continuations))
         best, source, tokens = (torch.cat(column) for column in zip(*found, strict=True))
         continued = self.running.gather(1, source[:, :, None].expand(-1, -1, self.running.shape[2]))
         continued[:, :, length] = tokens
@@ -342,9 +328,8 @@ class BeamSearch(GreedySearch):
         if just_finished.device.type != "cpu" or just_finished.any():  # an accelerator would have to be waited for
             self.merge(continued, best / new_tokens**penalty, just_finished)
         stop_early = self.config.early_stopping
-        counted = new_tokens
-        if stop_early == "never" and penalty > 0:
-            counted = self.running.shape[2] - self.prompt_length
+        never = stop_early == "never" and penalty > 0
+        counted = self.running.shape[2] - self.prompt_length if never else new_tokens
         worst = torch.where(self.is_finished, self.finished_scores.amin(1, keepdim=True), MISSING_SCORE)
         self.can_improve &= (self.running_scores[:, :1] / counted**penalty > worst).any(1)
         done = ~self.can_improve | ended.all(1)
@@ -362,6 +347,3 @@ class BeamSearch(GreedySearch):
         all_finished = torch.cat([self.finished, continued], 1)
         self.finished = all_finished.gather(1, best[:, :, None].expand(-1, -1, all_finished.shape[2]))
         self.is_finished = torch.cat([self.is_finished, just_finished], 1).gather(1, best)
-
-    def results(self) -> torch.Tensor:
-        return self.finished

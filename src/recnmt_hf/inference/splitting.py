@@ -7,17 +7,12 @@ import unicodedata
 from collections.abc import Callable, Sequence
 
 import sentencex
-from transformers.utils import logging
 
 from .._plain_text import IS_UNSPACED
 from ..data.languages import main_language
 from .results import Hypothesis
 
 
-logger = logging.get_logger(__name__)
-
-# Languages for which sentencex has rules (it does not list them), and those whose marks only end sentences (yue, zh).
-RULES = "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk yue zh"
 # Wide punctuation contains its own space.
 IS_WIDE_MARK = re.compile(
     "[\u3000-\u3003\u3008-\u3011\u3014-\u301f\ufe30-\ufe4f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]"
@@ -63,11 +58,6 @@ def split_sentences(text: str, language: str | None = None) -> list[tuple[str, s
                 separator = ""
             separator += original[len(original.rstrip()) :] if sentence else original
         separator, start = f"{separator}\n", start + 1
-    if code and code not in RULES.split() and len(sentences) > 1:
-        logger.warning_once(
-            f"There are no rules to split sentences for {code}; those of a related language or general ones are used. "
-            "If they split after abbreviations, pass split_sentences='never' and one sentence at a time."
-        )
     return [("", sentences[0][1]), *sentences[1:]] if sentences else []
 
 
@@ -80,26 +70,22 @@ def separator_at(text: str, cut: int) -> str:
 def join_texts(parts: Sequence[str], separators: Sequence[str]) -> str:
     """
     Join the translations of the parts of a text, some perhaps empty, with the white space before each part. Spaces are
-    left out between characters of a script without, and beside wide punctuation; line breaks stay.
+    left out where the nearest letters are of a script without, and beside wide punctuation; line breaks stay.
     """
     joined = space = ""
     for part, separator in zip(parts, separators, strict=True):
         space = max(space, separator, key=lambda text: (text.count("\n"), len(text)))
         if not part:
             continue
-        if joined and ("\n" in space or not is_unspaced_between(joined, part)):
-            joined += space
+        if joined:
+            sides = (reversed(joined), part)
+            letters = (next((c for c in side if unicodedata.category(c)[0] in "LM"), "") for side in sides)
+            near = [letter for letter in letters if letter]
+            is_unspaced = near and all(map(IS_UNSPACED.match, near))
+            has_wide_mark = IS_WIDE_MARK.match(joined[-1]) or IS_WIDE_MARK.match(part[0])
+            joined += space if "\n" in space or not (is_unspaced or has_wide_mark) else ""
         joined, space = joined + part, ""
     return joined
-
-
-def is_unspaced_between(left: str, right: str) -> bool:
-    """Return whether no space belongs between two texts, by their nearest letters and the marks that meet."""
-    if IS_WIDE_MARK.match(left[-1]) or IS_WIDE_MARK.match(right[0]):
-        return True
-    letters = (next((c for c in side if unicodedata.category(c)[0] in "LM"), None) for side in (reversed(left), right))
-    near = [letter for letter in letters if letter is not None]
-    return bool(near) and all(map(IS_UNSPACED.match, near))
 
 
 def join_pieces(

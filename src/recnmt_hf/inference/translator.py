@@ -19,14 +19,23 @@ from ..data.records import ParsedSentence, SourceText, TokenRows, Tokens
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import Relations
 from ..errors import UserError
-from .attention_links import WordAlignment, choose_attention, links_of_matrix, links_of_tokens, word_matrix
 from .backends.protocol import Backend, SearchRequest, SearchResult
 from .backends.torch_model import TorchBackend
 from .codec import Codec, Request, refuse_text
 from .loading import load_backend
 from .model_settings import ModelTask, end_ids
 from .options import DecodingOptions, decoding_options, unusual_settings
-from .results import Hypothesis, SentenceScore, Translation, TranslationWarnings
+from .results import (
+    Hypothesis,
+    SentenceScore,
+    Translation,
+    TranslationWarnings,
+    WordAlignment,
+    choose_attention,
+    links_of_matrix,
+    links_of_tokens,
+    word_matrix,
+)
 
 
 __all__ = ["DecodingOptions", "Hypothesis", "SentenceScore", "Translation", "Translator"]
@@ -48,15 +57,12 @@ class Translator:
         tokenizer (`PreTrainedTokenizerBase`): Tokenizer of the source, and of the target unless that has its own.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Tokenizer of the target.
         check (`bool`, *optional*, defaults to `True`): Whether to reject weights that are not finite and tokenizers of
-            other models ([`~recnmt_hf.data.TokenizerPair.check`]).
+            other models ([`~recnmt_hf.data.TokenizerPair.check`]), with a `ValueError`.
         relations ([`~recnmt_hf.data.Relations`], *optional*): Of a model that reads dependency trees.
 
     Attributes:
         backend ([`~recnmt_hf.inference.backends.protocol.Backend`]): Runs the model.
         codec ([`~recnmt_hf.inference.codec.Codec`]): Turns text into token ids and back.
-
-    Raises:
-        ValueError: The weights are not finite, or a tokenizer is not the model's.
     """
 
     model = delegated("backend.model", "The model; of an exported one `config`, `generation_config`, `name_or_path`.")
@@ -173,8 +179,8 @@ class Translator:
             prefixes (iterable of `str`, *optional*): Text that each translation begins with; may be empty.
             scores (`bool`, *optional*, defaults to `True`): Whether to score hypotheses, which takes another pass of
                 the model; otherwise scores are NaN, and hypotheses are in the order of the search.
-            warn_short (`bool`, *optional*, defaults to `True`): Whether to warn of translations that are far too short.
-                There is no warning with `on_long="truncate"`, nor for a model for summaries.
+            warn_short (`bool`, *optional*, defaults to `True`): Whether to warn of translations that are far too short;
+                not with `on_long="truncate"`, nor for a model for summaries.
             first (`int`, *optional*, defaults to 1): Number of the first sentence, in messages and for the draws of
                 sampling with a seed. Parts with a multiple of `options.buffer` sentences draw as the whole text.
             warnings (`TranslationWarnings`, *optional*): Counts for a caller that reports them; nothing is logged.
@@ -241,8 +247,8 @@ class Translator:
         rows: dict[int, list[Hypothesis]] = {}
         for batch, search, result in zip(batches, searches, results, strict=True):
             rows.update(zip(batch, self.rank(search, result, scores), strict=True))
-        remaining = (rows[i] for i in range(len(sources)))
-        return [list(islice(remaining, len(request.pieces))) for request in requests]
+        in_order = (rows[i] for i in range(len(sources)))
+        return [list(islice(in_order, len(request.pieces))) for request in requests]
 
     def max_lengths(self, sources: TokenRows, prefixes: TokenRows, options: DecodingOptions) -> list[int]:
         """Return the maximum number of new tokens for each source, prefix and end token included."""
@@ -309,7 +315,7 @@ class Translator:
         """
         options = decoding_options(options, changes)
         pairs = self.codec.encode_pairs(sources, targets, options, places)
-        source_ids, target_ids = ([pair[side][0] for pair in pairs] for side in (0, 1))
+        source_ids, target_ids = [pair.source for pair in pairs], [pair.target for pair in pairs]
         warnings = TranslationWarnings(self.tokenizer)
         warnings.count_tokens(source_ids)
         warnings.log()
@@ -361,23 +367,21 @@ def align_pairs(
 
     Args:
         translator ([`Translator`]): Model and tokenizers.
-        sources, targets (sequence of `str`): Text whose words are separated by spaces. For a model that reads
-            dependency trees, a source may be a [`~recnmt_hf.data.ParsedSentence`].
+        sources, targets (sequence of `str`): Text whose words are separated by spaces; sources as in
+            [`Translator.score`].
         layer (`int` or `"mean"`, *optional*), head (`int`, *optional*): As in [`choose_attention`].
         max_tokens (`int`, *optional*, defaults to 4096): Tokens of a batch.
         options ([`DecodingOptions`], *optional*): The languages, for a model of several.
         first (`int`, *optional*, defaults to 1): Number of the first pair in messages.
-
-    Returns:
-        An iterator over [`WordAlignment`], one for each pair, in order.
 
     Raises:
         ValueError: A sentence is empty, or the model does not attend to source words.
     """
     places = [f"Pair {number}" for number in range(first, first + len(sources))]
     pairs = translator.codec.encode_pairs(sources, targets, options or DecodingOptions(), places, with_words=True)
-    source_ids, target_ids = ([pair[side][0] for pair in pairs] for side in (0, 1))
-    for i, weights in enumerate(translator.attention(source_ids, target_ids, layer, head, max_tokens)):
+    rows = [pair.source for pair in pairs], [pair.target for pair in pairs]
+    for i, weights in enumerate(translator.attention(*rows, layer, head, max_tokens)):
         words, translated = str(sources[i]).split(), targets[i].split()
-        matrix = word_matrix(weights, pairs[i][0][1], pairs[i][1][1], len(words), len(translated))
+        sizes = len(words), len(translated)
+        matrix = word_matrix(weights, pairs[i].source_words, pairs[i].target_words, sizes)
         yield WordAlignment(words, translated, links_of_matrix(matrix), matrix)

@@ -132,7 +132,7 @@ def cut_references(
     codec, cut = translator.codec, 0
     for source, reference in zip(sources, references[0], strict=True):
         limit = options.max_length_factor * len(codec.encode_source(source)) + options.max_length_extra
-        cut += bool(reference.strip()) and len(codec.target_ids(reference, "reference").ids) > limit
+        cut += bool(reference.strip()) and len(codec.encode_target(reference).ids) > limit
     if cut:
         yield f"{cut} of {len(sources)} references are longer than max_length_factor and max_length_extra allow."
 

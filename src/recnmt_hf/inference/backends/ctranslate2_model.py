@@ -21,11 +21,8 @@ from .protocol import Backend, SearchRequest, SearchResult
 
 
 # Supported arguments of `generate`, with the engine's names for them; those of sampling, which need `do_sample`.
-ENGINE_ARGUMENTS = {
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
-    "repetition_penalty": "repetition_penalty",
-    "min_new_tokens": "min_decoding_length",
-}
+ENGINE_ARGUMENTS = {name: name for name in ("no_repeat_ngram_size", "repetition_penalty")}
+ENGINE_ARGUMENTS["min_new_tokens"] = "min_decoding_length"
 SAMPLING_ARGUMENTS = {"temperature": "sampling_temperature", "top_k": "sampling_topk", "top_p": "sampling_topp"}
 # Settings of generation_config.json that the engine lacks.
 FOR_GENERATE_ALONE = {
@@ -34,8 +31,6 @@ FOR_GENERATE_ALONE = {
 }
 # Those that forbid symbols.
 FORBIDDING = ("bad_words_ids", "suppress_tokens")
-# Value of sampling_topk that samples from the whole vocabulary.
-ALL_SYMBOLS = 0
 
 
 def load_engine_package() -> Any:
@@ -43,11 +38,6 @@ def load_engine_package() -> Any:
     with packages_of_extra("engines", "CTranslate2"):
         import ctranslate2  # type: ignore[import-untyped]
     return ctranslate2
-
-
-def default_engine_device() -> str:
-    """Return `"cuda"` if CTranslate2 has such a device, else `"cpu"`."""
-    return "cuda" if load_engine_package().get_cuda_device_count() else "cpu"
 
 
 class CTranslate2Backend(Backend):
@@ -65,18 +55,19 @@ class CTranslate2Backend(Backend):
         self, path: str | Path, tokenizers: TokenizerPair, device: str | torch.device | None = None, check: bool = True
     ):
         self.tokenizers = tokenizers
-        settings = read_export_settings(path)
-        name, _, number = str(device or default_engine_device()).partition(":")
-        self.model = SimpleNamespace(
-            config=NMTTransformerConfig.from_dict(settings.config),
-            generation_config=settings.generation_config,
-            name_or_path=str(path),
-        )
-        self.engine = load_engine_package().Translator(
+        _, fields, generation_config = read_export_settings(path)
+        engine = load_engine_package()
+        name, _, number = str(device or ("cuda" if engine.get_cuda_device_count() else "cpu")).partition(":")
+        config = NMTTransformerConfig.from_dict(fields)
+        self.model = SimpleNamespace(config=config, generation_config=generation_config, name_or_path=str(path))
+        self.engine = engine.Translator(
             str(path), device=name, device_index=int(number or 0), intra_threads=torch.get_num_threads()
         )
         tokenizers.check(self.model, strict=check)
-        self.source_symbols, self.target_symbols = (read_vocabulary(Path(path), side) for side in ("source", "target"))
+        shared = Path(path, "shared_vocabulary.json")
+        files = (Path(path, f"{side}_vocabulary.json") for side in ("source", "target"))
+        symbols = (json.loads(read_small_text(file if file.is_file() else shared)) for file in files)
+        self.source_symbols, self.target_symbols = symbols
         self.target_ids = {symbol: id for id, symbol in enumerate(self.target_symbols)}
 
     def search(self, requests: Sequence[SearchRequest]) -> list[SearchResult]:
@@ -128,7 +119,7 @@ class CTranslate2Backend(Backend):
         if samples:
             if options.beams > 1 or options.seed is not None:
                 raise UserError("CTranslate2 samples without beams (--beams 1) and without a seed only.", field="beams")
-            arguments.setdefault("sampling_topk", ALL_SYMBOLS)
+            arguments.setdefault("sampling_topk", 0)  # of the whole vocabulary
         return arguments
 
     def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
@@ -141,9 +132,3 @@ class CTranslate2Backend(Backend):
             max_input_length=0,  # it would cut off sources after 1,024 tokens
         )
         return [list(result.log_probs)[: len(target)] for result, target in zip(results, targets, strict=True)]
-
-
-def read_vocabulary(path: Path, side: str) -> list[str]:
-    """Read the engine's symbols of one side."""
-    own, shared = path / f"{side}_vocabulary.json", path / "shared_vocabulary.json"
-    return json.loads(read_small_text(own if own.is_file() else shared))

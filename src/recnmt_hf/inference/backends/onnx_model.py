@@ -105,12 +105,10 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
     _supports_sdpa = True  # the configuration's choice has no effect on the graphs
 
     def __init__(self, path: str | Path, device: str | torch.device | None = None):
-        runtime = load_onnx_runtime()
-        path = Path(path)
-        settings = read_export_settings(path)
-        super().__init__(AutoConfig.for_model(**settings.config))
-        self.generation_config = settings.generation_config
-        self.name_or_path = str(path)
+        runtime, path = load_onnx_runtime(), Path(path)
+        _, config, generation_config = read_export_settings(path)
+        super().__init__(AutoConfig.for_model(**config))
+        self.generation_config, self.name_or_path = generation_config, str(path)
         self.place = resolve_provider_device(runtime, device)
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -208,6 +206,3 @@ class OnnxBackend(TorchBackend):
     """Runs an [`OnnxModel`]."""
 
     kind = "exported to ONNX"
-
-    def new_cache(self) -> OnnxCache:
-        return OnnxCache()

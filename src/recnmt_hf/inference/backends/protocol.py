@@ -72,7 +72,7 @@ class Backend(ABC):
         return nullcontext()
 
     def inspected_model(self) -> Any:
-        """Return the PyTorch model for reading its attentions, states or weights; `UserError` if there is a `kind`."""
+        """Return the PyTorch model for reading attentions, states or weights; `UserError` if there is a `kind`."""
         if self.kind:
             raise UserError(f"{self.model.name_or_path} is {self.kind}, which gives no alignments or attention.")
         return self.model

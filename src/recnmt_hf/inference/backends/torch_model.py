@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
@@ -13,14 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    DynamicCache,
-    EncoderDecoderCache,
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from ...data.batching import pad_rows
 from ...data.languages import list_names
@@ -29,7 +23,6 @@ from ...data.tokenizer_pair import TokenizerPair, stamp, vocabulary_sizes
 from ...data.tree_inputs import pad_tree_columns, tree_columns, tree_options
 from ...errors import UserError
 from ...models.kernels_cpu_matmuls import project
-from ...models.seq2seq_outputs import CACHE
 from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence, SeededDraws
 from ..devices import Int8Linear
 from ..model_settings import LengthLimits, end_ids, setting, start_id
@@ -47,20 +40,15 @@ ROWWISE_ARGUMENTS = {
 }
 # Settings in a model's generation_config.json for whole batches, with the values that disable them.
 BATCHWISE_SETTINGS = {
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "encoder_repetition_penalty": (None, 1.0),
-    "guidance_scale": (None, 1.0),
-    "watermarking_config": (None,),
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale"), (None, 1.0)),
+    **dict.fromkeys(("encoder_no_repeat_ngram_size", "low_memory"), (None, False)),
+    **dict.fromkeys(("watermarking_config", "prompt_lookup_num_tokens"), (None,)),
     "cache_implementation": (None, "dynamic"),
     "use_cache": (None, True),
-    "prompt_lookup_num_tokens": (None,),
-    "low_memory": (None, False),
 }
-
-
 _lock = threading.Lock()
 # Modules to restore to training mode, with the number of blocks that still need them in evaluation mode.
-_users: dict[nn.Module, int] = {}
+_users: Counter[nn.Module] = Counter()
 
 
 @contextmanager
@@ -72,16 +60,16 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
     """
     with _lock:
         switched = [module for model in models for module in model.modules() if module.training or module in _users]
+        _users.update(switched)
         for module in switched:
-            _users[module] = _users.get(module, 0) + 1
             module.training = False
     try:
         with torch.no_grad():
             yield
     finally:
         with _lock:
+            _users.subtract(switched)
             for module in switched:
-                _users[module] -= 1
                 if not _users[module]:
                     del _users[module]
                     module.training = True
@@ -165,7 +153,6 @@ class TorchBackend(Backend):
         )
 
     def rows_class(self, request: SearchRequest) -> Callable[..., ModelRows]:
-        """Return the class of the rows of a search."""
         return ModelRows
 
     def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
@@ -213,23 +200,8 @@ class TorchBackend(Backend):
             attentions = run(eager)
         return attentions
 
-    def start_rows(self, sources: TokenRows, beams: int) -> ModelRows:
-        """Encode sources and start a search of an ensemble with `beams` consecutive rows for each."""
-        output, _, mask = self.encode(sources)
-        # The model repeats tensors that the beams of a source do not share, as in `generate`.
-        _, inputs = self.model._expand_inputs_for_generation(
-            expand_size=beams, is_encoder_decoder=True, encoder_outputs=output, attention_mask=mask
-        )
-        inputs[CACHE] = self.new_cache()
-        return ModelRows(self.model, inputs, len(sources) * beams, len(sources))
-
-    def new_cache(self) -> Any:
-        """Return an empty cache for the decoder."""
-        config = self.model.config.get_text_config(decoder=True)
-        return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-
     def source_inputs(self, sources: TokenRows) -> dict[str, torch.Tensor]:
-        """Return the inputs of the encoder: padded token ids and their mask, and trees if the model reads them."""
+        """Return padded token ids and their mask, and trees if the model reads them."""
         ids, mask = pad_rows([row.ids for row in sources], self.tokenizers.source.pad_token_id, self.model.device)
         inputs = {"input_ids": ids, "attention_mask": mask}
         if tree_options(self.model.config) is not None and any(row.tree for row in sources):
@@ -238,15 +210,12 @@ class TorchBackend(Backend):
         return inputs
 
     def pad_targets(self, targets: TokenRows) -> torch.Tensor:
-        """Return padded token ids, on the model's device."""
         return pad_rows([row.ids for row in targets], self.tokenizers.target.pad_token_id, self.model.device)[0]
 
 
 @torch.no_grad()
 def check_weights(model: PreTrainedModel) -> None:
-    """
-    Raise `UserError` if a parameter is NaN or infinite, or a saved buffer has NaN (an infinite bias forbids a token).
-    """
+    """Raise `UserError` if a parameter is NaN or infinite, or a buffer has NaN (an infinite bias forbids a token)."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     checks: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -295,12 +264,12 @@ class EnsembleRows(ModelRows):
         self.members, self.sentences = members, members[0].sentences
 
     def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.mean([member.next_logits(tokens) for member in self.members])
+        return self.mean(member.next_logits(tokens) for member in self.members)
 
     def first_logits(self, tokens: torch.Tensor, beams: int) -> torch.Tensor:
-        return self.mean([member.first_logits(tokens, beams) for member in self.members])
+        return self.mean(member.first_logits(tokens, beams) for member in self.members)
 
-    def mean(self, logits: Sequence[torch.Tensor]) -> torch.Tensor:
+    def mean(self, logits: Iterable[torch.Tensor]) -> torch.Tensor:
         log_probs = [own.log_softmax(-1) for own in logits]
         return sum(log_probs[1:], start=log_probs[0]) / len(log_probs)
 
@@ -329,7 +298,18 @@ class EnsembleBackend(TorchBackend):
             name = member.model.name_or_path
             if not isinstance(member, TorchBackend) or isinstance(member, EnsembleBackend):
                 raise UserError(f"{name} cannot be part of an ensemble, only PyTorch and ONNX.")
-            for what, value in shared_settings(member).items():
+            source, target = member.tokenizers
+            settings: dict[str, Any] = {
+                "the source tokenizer": stamp(source),
+                "the target tokenizer": stamp(target, is_target=True),
+                "the rows of the output matrix": vocabulary_sizes(member.model.config)[1],
+                "the padding token": target.pad_token_id,
+                "the end tokens": end_ids(member.model),
+                "the start token": setting(member.model, "decoder_start_token_id"),
+            }
+            if (trees := tree_options(member.model.config)) is not None:
+                settings["the relations of dependency trees"] = (member.tokenizers.relations, trees)
+            for what, value in settings.items():
                 known, first = expected.setdefault(what, (value, name))
                 if value != known:
                     raise UserError(f"{name} and {first} differ in {what}, so they cannot be an ensemble.")
@@ -351,26 +331,18 @@ class EnsembleBackend(TorchBackend):
 
     def rows_class(self, request: SearchRequest) -> Callable[..., ModelRows]:
         def start(model: Any, inputs: dict[str, Any], rows: int, sentences: int) -> EnsembleRows:
-            others = [member.start_rows(request.sources, request.options.beams) for member in self.members[1:]]
-            return EnsembleRows([ModelRows(model, inputs, rows, sentences), *others])
+            members = [ModelRows(model, inputs, rows, sentences)]
+            for member in self.members[1:]:
+                output, _, mask = member.encode(request.sources)
+                # The model repeats tensors that the beams of a source do not share, as in `generate`.
+                _, own = member.model._expand_inputs_for_generation(
+                    expand_size=rows // sentences, is_encoder_decoder=True, encoder_outputs=output, attention_mask=mask
+                )
+                members.append(ModelRows(member.model, own, rows, sentences))
+            return EnsembleRows(members)
 
         return start
 
     def score(self, sources: TokenRows, targets: TokenRows) -> list[list[float]]:
         scores = [member.score(sources, targets) for member in self.members]
         return [[sum(values) / len(values) for values in zip(*rows, strict=True)] for rows in zip(*scores, strict=True)]
-
-
-def shared_settings(backend: Backend) -> dict[str, Any]:
-    """Return the settings that must be the same for all models of an ensemble that have them."""
-    source, target = backend.tokenizers
-    trees = tree_options(backend.model.config)
-    return {
-        "the source tokenizer": stamp(source),
-        "the target tokenizer": stamp(target, is_target=True),
-        "the rows of the output matrix": vocabulary_sizes(backend.model.config)[1],
-        "the padding token": target.pad_token_id,
-        "the end tokens": end_ids(backend.model),
-        "the start token": setting(backend.model, "decoder_start_token_id"),
-        **({} if trees is None else {"the relations of dependency trees": (backend.tokenizers.relations, trees)}),
-    }
