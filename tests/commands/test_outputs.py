@@ -98,7 +98,7 @@ def default_handlers():
         ("average run --count 3 -o OUT", "training.checkpoints.save_file"),
         ("tokenizer one.en -o OUT", "data.tokenization.train_tokenizer"),
         ("corpus -o OUT", "data.generated.generate_corpus"),
-        ("translate model -i one.en -o OUT/a.txt", "commands.arguments.load_translator"),
+        ("translate model -i one.en -o OUT", "commands.arguments.load_translator"),
     ],
 )
 def test_signals_leave_nothing_behind(
