@@ -1,17 +1,301 @@
-"""Recipes: reading, overriding, checking; all shipped recipes are valid."""
+"""Recipes: reading, overriding, defaults; wrong ones raise an error with the field of the fault."""
+
+import math
+import os
+from typing import get_origin
 
 import pytest
 import yaml
 from option_tables import option_table
 from user_errors import rejects
 
+from recnmt_hf.commands.main import main
 from recnmt_hf.data.corpora import Corpus
-from recnmt_hf.options import options_of
+from recnmt_hf.inference.options import DecodingOptions
+from recnmt_hf.options import members, options_of
+from recnmt_hf.training import checkpoints, recipe_yaml, sections
 from recnmt_hf.training import recipe as recipes
-from recnmt_hf.training import sections
 from recnmt_hf.training.arguments import OWN_ARGUMENTS, TranslationTrainingArguments
+from recnmt_hf.training.building import ModelSection
+from recnmt_hf.training.guided_alignment import GuidedAlignment
 from recnmt_hf.training.plan import Plan
+from recnmt_hf.training.processes import logger
 from recnmt_hf.training.recipe import Recipe
+from recnmt_hf.training.run import train
+
+
+# Options by section.
+OPTIONS = {
+    "model": options_of(ModelSection),
+    "data": options_of(sections.DataSection),
+    "tokenizer": options_of(sections.TokenizerSection),
+    "training": sections.TRAINING_OPTIONS,
+    "decoding": options_of(DecodingOptions),
+    "average": options_of(sections.AverageSection),
+    "guided_alignment": options_of(GuidedAlignment),
+}
+# Lists and mappings that are parsed by their own rules.
+PARSED = ("train", "validation", "fields", "generate")
+
+
+def wrong_values(entry):
+    """Values of another type than an option's, and beyond its range."""
+    kinds = [get_origin(kind) or kind for kind in members(entry.value_type())]
+    numbers = {int, float} & set(kinds)
+    yield object()
+    if bool not in kinds and not set(kinds) & {str, list, dict}:
+        yield "nonsense"
+        yield []
+    if numbers:
+        yield from (math.nan, math.inf, 2**70)
+        if entry.allowed is not None:
+            bounds = ((entry.allowed.least, -1), (entry.allowed.above, 0), (entry.allowed.most, 1))
+            yield from (bound + step for bound, step in (*bounds, (entry.allowed.below, 0)) if bound is not None)
+    if entry.choices is not None:
+        yield "nonsense"
+
+
+@pytest.mark.parametrize("section", OPTIONS)
+def test_every_field_knows_its_type_and_range(section):
+    for name, entry in OPTIONS[section].items():
+        for value in wrong_values(entry) if name not in PARSED and name not in sections.NO_EFFECT else ():
+            if (name, value) == ("max_steps", -1):
+                continue  # epochs decide
+            with rejects(field=f"{section}.{name}"):
+                Recipe(**{section: {name: value}})
+    with rejects(field=f"{section}.nonsense"):
+        Recipe(**{section: {"nonsense": 1}})
+    with rejects(field=section):
+        Recipe(**{section: "nonsense"})
+
+
+@pytest.mark.parametrize("name", sorted(sections.NO_EFFECT))
+def test_fields_without_effect_are_refused(name):
+    with rejects("has no effect", field=f"training.{name}"):
+        Recipe(training={name: "something"})
+
+
+# Content of a recipe, and field of its error: contradictions, places, and YAML.
+TABLE = """
+data: {target_lang: ../de}  |  data.target_lang
+data: {train: []}  |  data.train
+data: {train: [{tvs: a}]}  |  data.train[0].tvs
+data: {train: [{tsv: a, jsonl: b}]}  |  data.train[0]
+data: {train: [{source: a}]}  |  data.train[0].target
+tokenizer: {target_kind: word}  |  tokenizer.joint
+tokenizer: {target: b, joint: false}  |  tokenizer.target
+training: {max_steps: -1}  |  training.max_steps
+training: {baseline_steps: 0.5, max_steps: 1}  |  training.baseline_steps
+{model: {type: biarn_transformer, init_from: a}, training: {baseline_steps: 5}}  |  training.baseline_steps
+training: {metric_for_best_model: eval_loss, greater_is_better: true}  |  greater_is_better
+training: {metric_for_best_model: bleu, bleu_samples: 0}  |  training.metric_for_best_model
+training: {eval_strategy: no, early_stopping_patience: 2}  |  training.early_stopping_patience
+training: {keep_last: 2}  |  training.keep_last
+guided_alignment: {weight: 0.5}  |  guided_alignment
+data: {validation: [{source: a, target: b, alignments: c}]}  |  data.validation[0].alignments
+{average: {which: best}, training: {eval_strategy: no}}  |  average.which
+{average: {which: best}, training: {save_steps: 300, eval_steps: 200}}  |  training.save_steps
+{average: {which: best, count: 4}, training: {keep_best: 3}}  |  training.keep_best
+decoding: {split_sentences: never}  |  decoding.split_sentences
+test: [{generated: test}]  |  test[0].sacrebleu
+test: {a: []}  |  test.a
+test: {../a: {generated: test}}  |  test
+modle: {}  |  modle
+just words  |  r.yaml
+training: {seed: 1, seed: 2}  |  r.yaml
+training: {seed: !!python/object/apply:os.system [ls]}  |  r.yaml
+training: *nothing  |  r.yaml
+training: {text_metric: rouge, metric_for_best_model: bleu}  |  training.metric_for_best_model
+data: {train: [{tsv: a, source_trees: b}]}  |  data.train[0].source_trees
+data: {train: [{source: a, target: b, alignments: c, source_tag: <x>}]}  |  data.train[0].source_tag
+tokenizer: {tags: ["</s>"]}  |  tokenizer.tags[0]
+tokenizer: {tags: [<x>, <x>]}  |  tokenizer.tags[1]
+tokenizer: {tags: [<x>], source: x}  |  tokenizer.tags
+{tokenizer: {tags: [<x>]}, model: {init_from: x}}  |  tokenizer.tags
+tokenizer: {dropout: 0.1, kind: word}  |  tokenizer.dropout
+{tokenizer: {dropout: 0.1}, data: {train: [{jsonl: a, tree_columns: true}]}}  |  tokenizer.dropout
+test: {both: [{tsv: a, target_tag: <a>}, {tsv: a, target_tag: <b>}]}  |  test.both
+"""
+ROWS = [row.rsplit("  |  ", 1) for row in TABLE.strip().splitlines()]
+
+
+@pytest.mark.parametrize(("content", "field"), ROWS, ids=[row[0] for row in ROWS])
+def test_values(tmp_path, content, field):
+    path = tmp_path / "r.yaml"
+    path.write_text(f"{content}\n", encoding="utf-8")
+    with rejects(field=str(tmp_path / field) if field.endswith(".yaml") else field) as caught:
+        Recipe.from_file(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ("max_steps", None),
+        ("trainin.seed=1", "trainin"),
+        ("training.seed.x=1", "seed"),
+        ("training.seed=x", "training.seed"),
+    ],
+)
+def test_overrides(tmp_path, given, field):
+    path = tmp_path / "r.yaml"
+    path.write_text("model: {preset: tiny}\ntraining: {seed: 3}\n")
+    with rejects(field=field):
+        Recipe.from_file(path, [given])
+
+
+def test_overrides_may_fill_empty_sections(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("model:\ntraining: {}\ntest:\n")
+    given = ["model.preset=tiny", "model.fields.dropout=0.2", "model.init_from=null"]
+    given += ["training.max_steps=5", "training.max_steps=1e3"]  # the last one counts
+    recipe = Recipe.from_file(path, given)
+    assert recipe.model.fields == {"dropout": 0.2} and recipe.model.init_from is None
+    assert recipe.training.max_steps == 1000 and isinstance(recipe.training.max_steps, int)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"a: " + b"[" * 100_000, "nested too deeply"),
+        (b"a: &a [*a]", "aliases"),
+        (b"model: {}\ndata: {source_lang: \xe9}\n", "not UTF-8"),
+        (bytes(range(128)), "invalid YAML"),
+        (b"model: {}\n---\nmodel: {}\n", "line 2"),
+        (b'model: {preset: "\\ud800"}', "model.preset"),
+    ],
+    ids=range(6),
+)
+def test_files_without_a_recipe(tmp_path, content, words):
+    path = tmp_path / "r.yaml"
+    path.write_bytes(content)
+    with rejects(words):
+        Recipe.from_file(path)
+
+
+def test_words_and_numbers_of_yaml(tmp_path):
+    """YAML 1.2: Norwegian is a language, 1:30 no number, 010 ten; what is saved is read back as it was."""
+    path = tmp_path / "r.yaml"
+    path.write_bytes(
+        b"\xef\xbb\xbfdata: {source_lang: no, target_lang: on}\n"
+        b"training: {max_steps: 010, eval_strategy: no, learning_rate: 5e-4, run_name: 1:30, warmup_steps: 0x10}\n"
+        b"test: {2014: {tsv: 2024-01-01}, b: {tsv: '0o17', jsonl: null}, c: {tsv: yes}}\n"
+    )
+    recipe = Recipe.from_file(path)
+    assert (recipe.data.source_lang, recipe.data.target_lang) == ("no", "on")
+    training = recipe.training
+    assert (training.max_steps, training.eval_strategy, training.learning_rate) == (10, "no", 5e-4)
+    assert (training.run_name, training.warmup_steps) == ("1:30", 16)
+    assert {name: corpus.tsv for name, (corpus,) in recipe.test.items()} == {
+        "2014": "2024-01-01",
+        "b": "0o17",
+        "c": "yes",
+    }
+    recipe.save(tmp_path / "again.yaml")
+    assert Recipe.from_file(tmp_path / "again.yaml") == recipe
+    texts = "no y off 1:30 0o17 0x1F 0b1 010 09 1_0 1e5 1.5 5. .5_ 1.e+5 -0 - ~ null true << = .inf 2024-01-01 ü"
+    for text in ("", *texts.split()):
+        assert recipe_yaml.load_yaml(recipe_yaml.dump_yaml({"a": text}), "it") == {"a": text}
+        assert yaml.safe_load(recipe_yaml.dump_yaml({"a": text})) == {"a": text}
+
+
+def test_merge_keys_and_aliases_stay(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("model: {fields: &f {dropout: 0.2}}\ntraining: {lr_scheduler_kwargs: {<<: *f, x: 1}}\n")
+    assert Recipe.from_file(path).training.lr_scheduler_kwargs == {"dropout": 0.2, "x": 1}
+
+
+@pytest.mark.parametrize("line", ["m{}: &m{} {{<<: [{}]}}", "m{}: &m{} [{}]"], ids=["merged", "listed"])
+def test_repeated_aliases_take_no_time(tmp_path, line):
+    """Thirty levels of ten aliases would be 10**30 values."""
+    path = tmp_path / "r.yaml"
+    levels = [line.format(level, level, ", ".join([f"*m{level - 1}"] * 10)) for level in range(1, 30)]
+    path.write_text("\n".join(["m0: &m0 {a: 1}", *levels]))
+    with rejects("aliases that repeat more than 100,000 values", field=str(path)):
+        recipe_yaml.read_yaml(path)
+    assert checkpoints.mapping_in(path) == {}
+
+
+# -- directions of metrics ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "metric, higher",
+    [("loss", False), ("eval_perplexity", False), ("eval_dev_loss", False), ("eval_bleu", True), ("something", True)],
+)
+def test_direction_of_a_metric(tmp_path, metric, higher):
+    settings = {"output_dir": str(tmp_path), "metric_for_best_model": metric, "use_cpu": True, "report_to": "none"}
+    assert TranslationTrainingArguments(**settings).greater_is_better is higher
+    if metric != "something":
+        with rejects(field="greater_is_better"):
+            TranslationTrainingArguments(**settings, greater_is_better=not higher)
+
+
+# -- before training ---------------------------------------------------------------------------------------------------
+
+# Changes to a small recipe that runs, and the field of their error, before anything is written.
+BEFORE = {
+    "preset": ({"model": {"preset": "huge"}}, "model.preset"),
+    "field": ({"model": {"fields": {"d_modle": 3}}}, "model.fields.d_modle"),
+    "heads": ({"model": {"fields": {"encoder_attention_heads": 7}}}, "model.fields.encoder_attention_heads"),
+    "type": ({"model": {"type": "rnnmt"}}, "model.type"),
+    "layers": ({"model": {"fields": {"encoder_layers": 10**9}}}, "model.fields.encoder_layers"),
+    "wide": ({"model": {"preset": "big", "fields": {"d_model": 2**20, "encoder_layers": 900}}}, "model"),
+    "positions": ({"model": {"fields": {"max_position_embeddings": 128}}}, "data.max_source_length"),
+    "training file": ({"data": {"train": [{"source": "none.en", "target": "none.de"}]}}, None),
+    "languages": ({"data": {"source_lang": "fr"}}, None),
+    "weights": ({"data": {"weights": [1.0]}}, "data.weights"),
+    "one process": ({"training": {"fsdp": "full_shard"}}, "training.fsdp"),
+    "workers": ({"training": {"dataloader_persistent_workers": True, "dataloader_prefetch_factor": 2}}, None),
+    "schedule": ({"training": {"lr_scheduler_type": "warmup_stable_decay"}}, "training"),
+    "optimizer": ({"training": {"optim": "adamw_8bit"}}, "training"),
+    "precision": ({"training": {"bf16": True, "fp16": True}}, None),
+    "report": ({"training": {"report_to": "wandb2"}}, "training"),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE, ids=BEFORE)
+def test_before_training(tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    changes, field = BEFORE[case]
+    base = {"model": {"preset": "tiny"}, "training": {"use_cpu": True, "max_steps": 2}}
+    recipe = Recipe(**{**base, **{name: {**base.get(name, {}), **value} for name, value in changes.items()}})
+    environment = dict(os.environ)
+    with rejects(field=field) if field else pytest.raises((ValueError, OSError)):
+        train(recipe, tmp_path / "run")
+    assert sorted(tmp_path.rglob("*")) == before
+    # Later runs in this process have none of its settings.
+    assert dict(os.environ) == environment
+    logger.info("Something else.")
+    Plan.of(Recipe(training={"use_cpu": True}), tmp_path)
+
+
+def test_fields_without_effect_may_be_switched_off():
+    training = {"predict_with_generate": False, "push_to_hub": False, "do_train": False, "generation_config": None}
+    assert training.items() <= Recipe(training=training).training.values.items()
+
+
+def test_printing_checks_the_model_too(tmp_path, capsys):
+    path = tmp_path / "r.yaml"
+    path.write_text("model: {preset: huge}\ndata: {train: [{tsv: not-yet.tsv}]}\n")
+    assert main(["train", str(path), "--print-recipe"]) == 2
+    assert "is not allowed; it must be" in capsys.readouterr().err
+    assert main(["train", str(path), "--print-recipe", "model.preset=tiny"]) == 0
+    assert recipe_yaml.load_yaml(capsys.readouterr().out, "it")["model"]["preset"] == "tiny"
+
+
+def test_the_plan_is_printed_without_training(tmp_path, capsys):
+    path = tmp_path / "r.yaml"
+    path.write_text("model: {preset: tiny}\ntraining: {use_cpu: true, max_steps: 7}\n")
+    assert main(["train", str(path), "--plan", "-o", str(tmp_path / "run")]) == 0
+    plan = recipe_yaml.load_yaml(capsys.readouterr().out, "it")
+    assert [stage["until"] for stage in plan["stages"]] == [7] and plan["identity"]["training.seed"] == 1
+    assert not (tmp_path / "run").exists()
+    assert main(["train", str(path), "--plan", "data.train=[{tsv: none.tsv}]"]) == 2
+
+
+# -- valid recipes -----------------------------------------------------------------------------------------------------
 
 
 def test_defaults_are_the_generated_corpus():

@@ -6,17 +6,13 @@ import copy
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from accelerate.utils import recursively_apply
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import EvalLoopOutput
 
 from ..data.alignments import collate_links
 from ..data.batching import TokenBatchSampler
@@ -78,17 +74,6 @@ def collator_of(tokenizers: TokenizerPair, model: Any) -> TranslationCollator:
     if start is not None and start not in languages:  # else the decoder begins with the last token of the labels
         collator.languages = frozenset(languages)
     return collator
-
-
-def in_order_of_data(output: EvalLoopOutput, batches: Iterable[list[int]]) -> EvalLoopOutput:
-    """Sort predictions and labels, made in batches of similar lengths, by the rows of their dataset."""
-    order = np.argsort(list(chain.from_iterable(batches)))
-    predictions, labels = recursively_apply(
-        lambda values: values[order] if len(values) == len(order) else values,  # else one value for each batch
-        (output.predictions, output.label_ids),
-        test_type=lambda value: isinstance(value, np.ndarray),
-    )
-    return output._replace(predictions=predictions, label_ids=labels)
 
 
 # -- callbacks ---------------------------------------------------------------------------------------------------------

@@ -26,16 +26,8 @@ from ..inference.loading import load_model
 from ..inference.options import TEXT_OPTIONS
 from ..inference.translator import Translator
 from ..options import stated
-from .checkpoints import (
-    FINAL,
-    PARTIAL_FINAL,
-    RESULTS,
-    average_checkpoints,
-    checkpoints_in,
-    choose_checkpoints,
-    state_of,
-    steps_of,
-)
+from . import checkpoints
+from .checkpoints import FINAL, PARTIAL_FINAL, RESULTS, checkpoints_in, state_of, steps_of
 from .evidence import Evidence, average_of, curve_of, differences, hardware, versions, without_private
 from .plan import Plan
 from .processes import logger
@@ -52,7 +44,8 @@ def finish(plan: Plan, trainer: TranslationTrainer) -> None:
     """Average checkpoints into the final model, unless an earlier process did, and test it."""
     output_dir, arguments = plan.output_dir, plan.arguments
     metric, is_better = arguments.metric_for_best_model or "loss", arguments.greater_is_better is not False
-    chosen = choose_checkpoints(output_dir, plan.average, "best" if plan.average_best else "last", metric, is_better)
+    which: Any = "best" if plan.average_best else "last"
+    chosen = checkpoints.choose_checkpoints(output_dir, plan.average, which, metric, is_better)
     names = [folder.name for folder in chosen]
     logger.info(f"Final model: the average of {', '.join(names)}.")
     if len(chosen) < plan.average:
@@ -63,7 +56,7 @@ def finish(plan: Plan, trainer: TranslationTrainer) -> None:
         with Evidence.changing(final) as evidence:  # its speed and other scores stay
             evidence.recipe = without_private(differences(plan.settings))
     else:
-        average_checkpoints(chosen, working)
+        checkpoints.average_checkpoints(chosen, working)
         if len(chosen) > 1:
             refresh_norms(working, trainer)
         evidence_of_run(plan, trainer, names).save(working)
@@ -105,11 +98,7 @@ def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]
     elif "corpus" in data.column_names:
         sizes["pairs_of_corpora"] = np.bincount(data["corpus"][:]).tolist()
     return Evidence(
-        model={
-            "type": model.config.model_type,
-            "parameters": model.num_parameters(),
-            "preset": plan.data.model.preset,
-        },
+        model={"type": model.config.model_type, "parameters": model.num_parameters(), "preset": plan.data.model.preset},
         languages=[plan.data.source_lang, plan.data.target_lang],
         recipe=differences(plan.settings),
         data=sizes,

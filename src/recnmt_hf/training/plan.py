@@ -16,7 +16,6 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, Trainer, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.training_args import ParallelMode
-from transformers.utils import logging
 
 from ..data.corpora import Corpus
 from ..data.files import open_output
@@ -82,29 +81,35 @@ class Preparation:
     def of(cls, recipe: Recipe, model: Architecture) -> Preparation:
         """Resolve what a recipe states about data and tokenizers; they are for `model`."""
         data, section = recipe.data, recipe.tokenizer
-        count = 1 if section.joint else 2
-        existing = [] if section.source is None else [section.source, section.target or section.source]
-        sides = [(section.kind, section.vocab_size)]
-        sides.append((section.target_kind or section.kind, section.target_vocab_size or section.vocab_size))
-        settings = {name: getattr(section, name) for name in ("min_frequency", "lowercase", "tags")}
-        same = ("validation", "source_lang", "target_lang", "prepared", "cache_dir")
-        names = ("source_lang", "target_lang", "on_empty", "num_proc", "on_long")
-        limits = ("max_source_length", "max_target_length", "max_length_ratio")
+        sides = [(section.kind, section.vocab_size, section.source)]
+        if not section.joint:
+            kind, size = section.target_kind or section.kind, section.target_vocab_size or section.vocab_size
+            sides.append((kind, size, section.target or section.source))
+
+        def of_data(*names: str) -> dict[str, Any]:
+            return {name: getattr(data, name) for name in names}
+
         return cls(
             model=model,
             places=tuple(recipe.corpora),
             train=[corpus if recipe.guides_alignment else replace(corpus, alignments=None) for corpus in data.train],
-            **{name: getattr(data, name) for name in same},
-            reading={name: getattr(data, name) for name in names},
-            limits={name: getattr(data, name) for name in limits},
+            **of_data("validation", "source_lang", "target_lang", "prepared", "cache_dir"),
+            reading=of_data("source_lang", "target_lang", "on_empty", "num_proc", "on_long"),
+            limits=of_data("max_source_length", "max_target_length", "max_length_ratio"),
             mixture=Mixture(data.weights, data.temperature),
             seed=recipe.training.seed,
-            shards=ShardSettings(**{entry.name: getattr(data, entry.name) for entry in fields(ShardSettings)}),
-            tokenizers=existing[:count],
+            shards=ShardSettings(**of_data(*(entry.name for entry in fields(ShardSettings)))),
+            tokenizers=[source for _, _, source in sides if source is not None],
             vocabularies=[
-                {"kind": kind, "vocab_size": size, "byte_fallback": section.byte_fallback if kind == "bpe" else None}
-                | settings
-                for kind, size in sides[:count]
+                {
+                    "kind": kind,
+                    "vocab_size": size,
+                    "min_frequency": section.min_frequency,
+                    "lowercase": section.lowercase,
+                    "tags": section.tags,
+                    "byte_fallback": section.byte_fallback if kind == "bpe" else None,
+                }
+                for kind, size, _ in sides
             ],
             tokenizer_settings={**asdict(section), "dropout": 0.0},
         )
@@ -217,7 +222,6 @@ class Plan:
 
     def describe(self) -> str:
         """Return the plan as YAML: stages, the recipe with all defaults, and what a resumed run must not change."""
-        names = ("learning_rate", "warmup_steps", "lr_scheduler_type", "max_tokens", "label_smoothing_factor", "seed")
         stages = [
             {
                 "model": f"{self.data.model}{', its baseline' if stage.last_step else ''}",
@@ -225,7 +229,6 @@ class Plan:
                 "until": stage.last_step or stage.arguments.max_steps,
                 "folder": str(stage.arguments.folder),
                 "device": str(stage.arguments.device),
-                **{name: value for name, value in stage.arguments.to_dict().items() if name in names},
             }
             for stage in self.stages
         ]
@@ -298,12 +301,11 @@ def dry_run(plan: Plan) -> None:
 
 def model_on_meta(plan: Plan) -> PreTrainedModel:
     """Build the last stage's model on the meta device, and check its positions, memory and beams."""
-    vocabulary = {}
+    vocabulary: dict[str, Any] = {}
     if not (plan.data.model.init_from or plan.data.tokenizers):
-        sizes = [vocabulary["vocab_size"] for vocabulary in plan.data.vocabularies]
-        vocabulary = {"vocab_size": sizes[0], "share_encoder_decoder_embeddings": len(sizes) == 1}
-        if len(sizes) > 1:
-            vocabulary["decoder_vocab_size"] = sizes[1]
+        sizes = [settings["vocab_size"] for settings in plan.data.vocabularies]
+        vocabulary = {"vocab_size": sizes[0], "decoder_vocab_size": sizes[-1]}
+        vocabulary["share_encoder_decoder_embeddings"] = len(sizes) == 1
     config = build_config(plan.data.model, **vocabulary)
     # The table of positions is made in float64 before the weights' dtype is applied.
     needed = 4 * 8 * config.max_position_embeddings * config.d_model if config.sides_with_positions else 0
@@ -331,10 +333,5 @@ def model_on_meta(plan: Plan) -> PreTrainedModel:
 
 def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
     """Build a model on the meta device: shapes without memory. The random number generators do not change."""
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            return AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config))
-    finally:
-        logging.set_verbosity(level)
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config))

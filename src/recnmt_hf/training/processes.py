@@ -92,9 +92,8 @@ class Processes:
 
 @contextmanager
 def settings_of_one_run() -> Iterator[None]:
-    """Keep settings that a run leaves in environment, accelerate and progress bars out of later runs of the process."""
-    environment, bars = dict(os.environ), transformers.utils.logging
-    shown = not datasets.utils.are_progress_bars_disabled(), bars.is_progress_bar_enabled()
+    """Keep settings that a run leaves in environment and accelerate out of later runs of the process."""
+    environment = dict(os.environ)
     try:
         yield
     except BaseException:
@@ -104,7 +103,3 @@ def settings_of_one_run() -> Iterator[None]:
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
-        if shown[0]:
-            datasets.enable_progress_bars()
-        if shown[1]:
-            bars.enable_progress_bar()

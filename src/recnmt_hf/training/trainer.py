@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
+from accelerate.utils import recursively_apply
 from datasets import Dataset
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.optim.lr_scheduler import LambdaLR
@@ -26,15 +28,7 @@ from ..errors import UserError
 from ..models.seq2seq_loading import read_safetensors
 from . import checkpoints
 from .arguments import TranslationTrainingArguments
-from .callbacks import (
-    MovingAverage,
-    RunCallback,
-    Stopwatch,
-    TrainingStepCallback,
-    collator_of,
-    in_order_of_data,
-    smooths_itself,
-)
+from .callbacks import MovingAverage, RunCallback, Stopwatch, TrainingStepCallback, collator_of, smooths_itself
 from .guided_alignment import AlignmentGuide, GuidedAlignment, Means
 from .metrics import BY_METRIC
 from .processes import logger
@@ -295,9 +289,15 @@ class TranslationTrainer(Seq2SeqTrainer):
                 return EvalLoopOutput(predictions, label_ids=None, metrics=metrics, num_samples=len(dataset))
             self.gather_function = lambda values: values  # every process reads all batches
             output = super().evaluation_loop(dataloader, description, *args, **kwargs)
-        if description == "Prediction" and self.args.eval_do_concat_batches:
-            return in_order_of_data(output, dataloader.batch_sampler)
-        return output
+        if description != "Prediction" or not self.args.eval_do_concat_batches:
+            return output
+        order = np.argsort(np.concatenate(list(dataloader.batch_sampler)))  # batches have sentences of similar lengths
+        predictions, labels = recursively_apply(
+            lambda values: values[order] if len(values) == len(order) else values,  # else one value for each batch
+            (output.predictions, output.label_ids),
+            test_type=lambda value: isinstance(value, np.ndarray),
+        )
+        return output._replace(predictions=predictions, label_ids=labels)
 
     def use_trained_weights(self) -> None:
         """Switch a schedule-free optimizer to the weights that are evaluated and saved, until the next step."""
