@@ -6,7 +6,6 @@ import pytest
 from transformers import AutoTokenizer
 from user_errors import rejects
 
-from recnmt_hf.commands.main import main
 from recnmt_hf.data.tokenization import train_tokenizer
 
 
@@ -56,10 +55,8 @@ def test_sizes_and_words(corpus):
     ("arguments", "field"),
     [
         ({"kind": "unigram"}, "kind"),
-        ({"vocab_size": 4}, "vocab_size"),
         ({"byte_fallback": True, "vocab_size": 260}, "vocab_size"),
         ({"texts": "one text"}, "texts"),
-        ({"texts": []}, "vocab_size"),
         ({"texts": [], "byte_fallback": True, "vocab_size": 300}, "vocab_size"),
     ],
 )
@@ -132,12 +129,3 @@ def test_an_alphabet_larger_than_the_vocabulary_is_cut():
     assert len(tokenizer) == 300 and "好" in tokenizer.get_vocab()
     for text in texts:
         assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
-
-
-def test_the_command_chooses_bytes(tmp_path):
-    (tmp_path / "text").write_text("hello world\n" * 3)
-    for option, known in (("--byte-fallback", True), ("--no-byte-fallback", False)):
-        folder = str(tmp_path / option)
-        assert main(["tokenizer", str(tmp_path / "text"), "-o", folder, "--vocab-size", "1000", option]) == 0
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        assert (tokenizer.unk_token_id not in tokenizer("Ж")["input_ids"]) == known

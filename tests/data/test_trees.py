@@ -22,7 +22,7 @@ from recnmt_hf.data import (
     train_tokenizer,
 )
 from recnmt_hf.data.corpora import load_test_set
-from recnmt_hf.data.records import Sentence, Tokens, TokenTree
+from recnmt_hf.data.records import Links, Sentence, Tokens, TokenTree
 from recnmt_hf.data.tree_inputs import attach_trees
 
 
@@ -124,6 +124,15 @@ def test_a_parsed_sentence_has_a_text():
     for other in (pickle.loads(pickle.dumps(sentence)), copy.deepcopy(sentence)):
         assert other == sentence and (other.heads, other.relations) == (sentence.heads, sentence.relations)
     assert sentence.part(0, 2) == ParsedSentence(("The", "dog"), (2, 0), ("det", "nsubj"))
+
+
+def test_a_sentence_of_a_text_or_a_tree():
+    parsed = ParsedSentence(["a", "b"], [2, 0], ["x", "root"])
+    links = Sentence("c", links=Links("0-0", "links, line 1", "words"))
+    for sentence in ("a b", parsed, links):
+        record = Sentence.of(sentence)
+        assert Sentence.of(record) is record and record.text == str(record) == str(sentence)
+    assert Sentence.of(parsed).public == parsed and links.public == "c"
 
 
 def test_parts_keep_the_edges_within():
