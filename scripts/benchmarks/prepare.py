@@ -34,7 +34,7 @@ from recnmt_hf.data.sharded import (
     ShardRecord,
 )
 from recnmt_hf.data.sharding import prepare_shards
-from recnmt_hf.data.text import read_parallel, write_lines
+from recnmt_hf.data.text import read_aligned, write_lines
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
 
@@ -53,7 +53,7 @@ def encode_alone(tokenizer, sides) -> float:
 
 def compare_speed(args: argparse.Namespace) -> None:
     """Print pairs per second of the tokenizer alone and of the preparation, in turns."""
-    pairs = list(read_parallel(args.source, args.target, "skip"))
+    pairs = list(read_aligned([args.source, args.target], "skip"))
     tokenizer = train_tokenizer((text for pair in pairs for text in pair), "bpe", args.vocab_size)
     pairs = (pairs * (-(-args.pairs // len(pairs))))[: args.pairs]
     with tempfile.TemporaryDirectory() as place:
@@ -89,7 +89,6 @@ def write_random_shards(folder: Path, pairs: int) -> None:
             for name, side in zip(("input_ids", "labels"), lengths, strict=True)
         }
         record = ShardRecord(f"000-{number:06d}", 0, SHARD, SHARD)
-        record.source_tokens, record.target_tokens = map(int, lengths.sum(axis=1))
         record.save(pa.table(columns), folder / SHARDS / f"{record.name}.arrow")
         records.append(asdict(record))
     manifest = {

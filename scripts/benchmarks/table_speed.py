@@ -34,7 +34,7 @@ from transformers import AutoModelForSeq2SeqLM
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.data.batching import batches_by_tokens, pad_rows
 from recnmt_hf.data.files import open_output
-from recnmt_hf.data.text import read_parallel
+from recnmt_hf.data.text import read_aligned
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
 from recnmt_hf.errors import UserError, short_repr
 from recnmt_hf.inference.devices import keep_freed_memory
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizers = read_tokenizers(args.tokenizers, next(iter(rows.values())))
     path = args.comparison / SPEED
     earlier = read_speeds(path)
-    pairs = list(islice(read_parallel(args.source, args.target, "skip"), args.sentences))
+    pairs = list(islice(read_aligned([args.source, args.target], "skip"), args.sentences))
     sources = [source for source, _ in pairs]
     # A buffer of the batch's size, whose tokens are not limited, is one batch.
     lengths = {"max_length_factor": 1.0, "max_length_extra": 0, "split_sentences": "never"}

@@ -23,7 +23,8 @@ from torch import nn
 from recnmt_hf import Translator
 from recnmt_hf._plain_text import control_ids
 from recnmt_hf.commands import arguments
-from recnmt_hf.data.text import SentencePair, read_parallel, tsv
+from recnmt_hf.data.corpora import load_pairs
+from recnmt_hf.data.text import SentencePair, tsv
 from recnmt_hf.errors import UserError
 from recnmt_hf.inference.model_settings import end_ids
 
@@ -248,8 +249,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_arguments(argv)
     inputs = [*args.train, *args.validation, *args.test]
     options = arguments.read_options(ProbeOptions, args, OPTIONS)
-    train = list(islice(read_parallel(*args.train), args.sentences))
-    validation, test = list(read_parallel(*args.validation)), list(read_parallel(*args.test))
+    files = (dict(zip(("source", "target"), paths, strict=True)) for paths in (args.train, args.validation, args.test))
+    train, validation, test = (load_pairs(pair, "source", "target") for pair in files)
+    train, validation, test = list(islice(train, args.sentences)), list(validation), list(test)
     output = arguments.optional_output
     with output(args.output, inputs) as table, output(args.json, inputs) as figures:
         translator = arguments.load_translator(args)

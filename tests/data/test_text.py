@@ -16,7 +16,7 @@ from user_errors import rejects
 from recnmt_hf.data.corpora import Corpus, load_pairs, load_test_set
 from recnmt_hf.data.prepared import ShardSettings, prepare_dataset, tokenize_pairs, tokenizer_fingerprint
 from recnmt_hf.data.records import Sentence
-from recnmt_hf.data.text import SentencePair, is_plain_file, read_lines, read_parallel
+from recnmt_hf.data.text import SentencePair, is_plain_file, read_aligned, read_lines
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.errors import UserError
 
@@ -43,19 +43,16 @@ def test_zstandard_of_several_frames(tmp_path):
 def test_parallel_files(tmp_path, suffix):
     source = write(tmp_path / f"a.en{suffix}", "One.\n Two. \nThree\u2028\x85\x0b\x1estill three.\n")
     target = write(tmp_path / f"a.de{suffix}", "Eins.\nZwei.\nDrei.")
-    assert list(read_parallel(source, target)) == [
-        SentencePair("One.", "Eins."),
-        SentencePair("Two.", "Zwei."),
-        SentencePair("Three\u2028\x85\x0b\x1estill three.", "Drei."),
-    ]
+    pairs = [("One.", "Eins."), ("Two.", "Zwei."), ("Three\u2028\x85\x0b\x1estill three.", "Drei.")]
+    assert list(read_aligned([source, target])) == pairs
 
 
 def test_ragged_files_are_counted(tmp_path):
     source, target = write(tmp_path / "a.en", "1\n2\n3\n4\n"), write(tmp_path / "a.de", "1\n2\n")
     with rejects("lines, but", "4", "2"):
-        list(read_parallel(source, target))
+        list(read_aligned([source, target]))
     with rejects("lines, but", "2", "4"):
-        list(read_parallel(target, source))
+        list(read_aligned([target, source]))
 
 
 def test_several_references(tmp_path):
@@ -77,10 +74,10 @@ def test_several_references(tmp_path):
 def test_empty_lines_are_refused_or_skipped(tmp_path):
     source, target = write(tmp_path / "a.en", "1\n\n3\n"), write(tmp_path / "a.de", "1\n2\n3\n")
     with rejects("2", field=source):
-        list(read_parallel(source, target))
-    assert [pair.source for pair in read_parallel(source, target, on_empty="skip")] == ["1", "3"]
+        list(read_aligned([source, target]))
+    assert list(read_aligned([source, target], "skip")) == [("1", "1"), ("3", "3")]
     with rejects(field="on_empty"):
-        list(read_parallel(source, target, on_empty="drop"))
+        list(read_aligned([source, target], "drop"))
 
 
 GOOD = {

@@ -236,20 +236,8 @@ def test_relations_are_counted_saved_and_loaded(tmp_path):
     for relations in (main, subtypes):
         relations.save(tmp_path)
         assert Relations.load(tmp_path) == relations and len(relations) == len(relations.names)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[",
-        "[]",
-        '{"relations": [], "subtypes": false}',
-        '{"relations": ["<unk>", "a", "a", "<piece>"], "subtypes": false}',
-    ],
-)
-def test_damaged_relations(tmp_path, content):
-    write(tmp_path / "relations.json", content)
-    with rejects(f"{tmp_path}/relations.json"):
+    write(tmp_path / "relations.json", "[")
+    with rejects("relations.json", field=str(tmp_path)):
         Relations.load(tmp_path)
 
 

@@ -165,7 +165,7 @@ class Corpus:
             ) from error
 
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
-        """Yield the checked sentence pairs, with tags; see [`~recnmt_hf.data.text.read_parallel`] for the errors."""
+        """Yield the checked sentence pairs, with tags; see [`~recnmt_hf.data.text.read_aligned`] for the errors."""
         rows = self.rows(source_lang, target_lang, on_empty)
         return (SentencePair(source.public, target.text) for source, target in rows)
 

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from torch.utils.data import Dataset, Sampler
 
 from ..errors import UserError
 from .batching import BatchLimits, TokenBatchSampler, combined
 from .files import digest_of, digest_of_file
+from .prepared import TOKENS, count_equal
 
 
 # Pairs from which batches are cut at a time. Larger pools need less padding, and more memory.
@@ -51,14 +53,19 @@ class ShardRecord:
     bytes: int = 0
     sha256: str = ""
 
-    def save(self, table: pa.Table, path: Path) -> None:
-        """Write a table as one batch of an Arrow file, and note its size and checksum."""
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table.combine_chunks())
-        content = sink.getvalue()
-        self.bytes, self.sha256 = content.size, hashlib.sha256(content).hexdigest()
-        write(path, content)
+    def save(self, table: pa.Table, path: Path, unknown: Sequence[int | None] = (None, None)) -> None:
+        """Write a table, if it has any pairs, as one batch of an Arrow file. `unknown` are token ids of both sides."""
+        sides = [pc.list_flatten(table[name]) for name in TOKENS]
+        self.pairs, self.bytes, self.sha256 = len(table), 0, ""
+        self.source_tokens, self.target_tokens = map(len, sides)
+        self.unknown_tokens = sum(map(count_equal, sides, unknown))
+        if self.pairs:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table.combine_chunks())
+            content = sink.getvalue()
+            self.bytes, self.sha256 = content.size, hashlib.sha256(content).hexdigest()
+            write(path, content)
 
 
 def write(path: Path, content: Any) -> None:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import UserError, packages_of_extra
 from .corpora import Corpus
@@ -31,7 +30,6 @@ from .prepared import (
     TOKENS,
     ShardSettings,
     batched,
-    count_equal,
     in_processes,
     tokenize_pairs,
     tokenizer_fingerprint,
@@ -141,7 +139,7 @@ class ShardMaker:
             tables.append(self.table(batch, self.corpora[block.corpus], removed))
         record.removed = {reason: count for reason, count in sorted(removed.items()) if count}
         if tables:
-            self.save(record, pa.Table.from_batches(tables), self.path(record.name))
+            record.save(pa.Table.from_batches(tables), self.path(record.name), self.unknown)
         write(self.folder / f"{record.name}.json", json.dumps(signed(asdict(record))).encode())
         return record
 
@@ -180,15 +178,10 @@ class ShardMaker:
             table[KEYS] = keys_of(pairs, settings.deduplicate, codes)
         return pa.record_batch(table).filter(pa.array(fit & is_alike))
 
-    def save(self, record: ShardRecord, table: pa.Table, path: Path) -> None:
-        """Write the table of a shard, if it has any pairs, and describe it in its record."""
-        sides = [pc.list_flatten(table[name]) for name in TOKENS]
-        record.pairs = len(table)
-        record.source_tokens, record.target_tokens = map(len, sides)
-        record.unknown_tokens = sum(map(count_equal, sides, [own.unk_token_id for own in self.tokenizers]))
-        record.bytes, record.sha256 = 0, ""
-        if record.pairs:
-            record.save(table, path)
+    @property
+    def unknown(self) -> list[int | None]:
+        """Ids of the unknown tokens of both sides."""
+        return [tokenizer.unk_token_id for tokenizer in self.tokenizers]
 
     def path(self, name: str) -> Path:
         """Return the file of a shard that was made, whose duplicates are removed later."""
@@ -212,7 +205,7 @@ class ShardMaker:
             record.removed["duplicate"] = int((~is_first).sum())
             names = [name for name in table.schema.names if name != KEYS]
             kept = pa.Table.from_batches([table.select(names).filter(pa.array(is_first))])
-            self.save(record, kept, self.folder / f"{record.name}{SHARD}")
+            record.save(kept, self.folder / f"{record.name}{SHARD}", self.unknown)
 
 
 # -- filters -----------------------------------------------------------------------------------------------------------

@@ -151,19 +151,14 @@ def decode_lines(content: bytes, name: str, first: int) -> str:
 # -- sentence pairs ----------------------------------------------------------------------------------------------------
 
 
-def read_parallel(source: str | Path, target: str | Path, on_empty: str = "error") -> Iterator[SentencePair]:
-    """
-    Yield pairs from two line-aligned files, UTF-8 text, plain or compressed, one sentence per line. `on_empty` is the
-    treatment of a pair with a blank side: `"error"` or `"skip"`. `UserError` for such a pair, with file and line, for
-    different numbers of lines, and for empty files.
-    """
-    return (SentencePair(*row) for row in read_aligned([source, target], on_empty))
-
-
 def read_aligned(
     paths: Sequence[str | Path], on_empty: str = "error", lines: Sequence[Iterator[Any]] | None = None
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of any number of files, as [`read_parallel`]. `lines` are iterators over files that are open."""
+    """
+    Yield rows of line-aligned files, UTF-8 text, plain or compressed, one sentence per line. `on_empty` (`"error"` or
+    `"skip"`) is the treatment of a row with a blank side. `UserError` for such a row, with file and line, for different
+    numbers of lines, and for empty files. `lines` are iterators over files that are open.
+    """
     sides: Sequence[Iterator[Any]] = [read_lines(path) for path in paths] if lines is None else lines
     return skip_blank_pairs(side_by_side(paths, sides), [str(path) for path in paths], on_empty)
 

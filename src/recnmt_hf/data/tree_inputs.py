@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import DataCollatorForSeq2Seq, PreTrainedTokenizerBase
 
-from .._loading_errors import optional_file, read_small_text
+from .._loading_errors import explained_loading, optional_file, read_small_text
 from .._plain_text import encode_plain, is_blank
 from ..errors import UserError, short_repr
 from ..models.user_errors import masked
@@ -164,15 +164,9 @@ class Relations:
         file = optional_file(path, RELATIONS_FILE, **kwargs)
         if file is None:
             return None
-        try:
+        with explained_loading(path, f"{RELATIONS_FILE} of"):
             content = json.loads(read_small_text(file))
-            names, subtypes = tuple(content["relations"]), content["subtypes"]
-            is_valid = (names[0], names[-1]) == (UNKNOWN, PIECE) and len(set(names)) == len(names)
-        except (ValueError, KeyError, TypeError, IndexError):
-            is_valid = False
-        if not is_valid:
-            raise UserError(f"{path}/{RELATIONS_FILE} is damaged.", field=path)
-        return cls(names, subtypes)
+            return cls(tuple(content["relations"]), content["subtypes"])
 
     def save(self, folder: str | Path) -> None:
         """Write `relations.json` into the folder of a model or a tokenizer."""
