@@ -20,7 +20,7 @@ RUNS = re.compile(
 # What reaches other machines, and methods that do.
 SENDS = re.compile(
     r"(?:import|from) (?:urllib\.request|http|requests|httpx|aiohttp|ftplib|smtplib|xmlrpc|websockets)\b"
-    r"|\bsocket\.(?!gethostname)\w+|HfApi|CommitOperation\w+|snapshot_download|hf_hub_download|cached_file"
+    r"|\bsocket\.(?!gethostname)\w+|HfApi|CommitOperation\w+|snapshot_download|hf_hub_download"
     r"|create_(?:commit|repo|branch|tag|pull_request)|upload_\w+|_upload_modified_files|push_to_hub|add_collection_item"
 )
 # The flag with another value than `False` or the user's own.
@@ -46,8 +46,6 @@ LISTED = {
         "training/callbacks.py: torch.load": "with weights_only=True",
     },
     SENDS: {
-        "_loading_errors.py: cached_file": "reads a file of the named model",
-        "inference/model_settings.py: hf_hub_download": "reads a file of the loaded model",
         "hub/publishing.py: HfApi": "uploads after check_contents, and asks for commit and files of a named model",
         "hub/publishing.py: CommitOperationAdd": "files of the checked folder",
         "hub/publishing.py: CommitOperationDelete": "names of files that an earlier upload left",
