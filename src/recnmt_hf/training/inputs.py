@@ -45,7 +45,7 @@ class Inputs:
 def prepare_inputs(plan: Plan, checkpoint: Path | None, processes: Processes) -> Inputs:
     """Return tokenizers, which a resumed run takes from its checkpoint, and data; the first process makes both."""
     data = plan.data
-    tokenizers, trees = processes.on_main(partial(prepare_tokenizers, data, checkpoint))
+    tokenizers, trees = prepare_tokenizers(data, checkpoint, processes.on_main)
     prepare: Callable[..., Dataset] = partial(
         prepare_dataset,
         source_tokenizer=tokenizers.source,
@@ -88,10 +88,12 @@ def mix(parts: Sequence[Dataset], temperature: float, seed: int) -> Dataset:
 # -- tokenizers --------------------------------------------------------------------------------------------------------
 
 
-def prepare_tokenizers(data: Preparation, checkpoint: Path | None = None) -> tuple[TokenizerPair, TreeEncoder | None]:
+def prepare_tokenizers(
+    data: Preparation, checkpoint: Path | None = None, on_main: Callable[..., Any] = lambda work: work()
+) -> tuple[TokenizerPair, TreeEncoder | None]:
     """
-    Load or train the tokenizers, and return them with the encoder of dependency trees, if the model reads any. Those of
-    a checkpoint come first; a warm start has those of its baseline.
+    Load the tokenizers, or train them `on_main`, the first process. Return them with the encoder of dependency trees,
+    if the model reads any. Those of a checkpoint come first; a warm start has those of its baseline.
     """
     start, field = data.model.init_from, ""
     if checkpoint is not None:
@@ -105,7 +107,7 @@ def prepare_tokenizers(data: Preparation, checkpoint: Path | None = None) -> tup
         tokenizers = load_tokenizers(start)
         logger.info(f"Using the tokenizers of {start}.")
     else:
-        tokenizers = train_tokenizers(data)
+        tokenizers = on_main(partial(train_tokenizers, data))
     if field and start is not None and fingerprints(tokenizers) != fingerprints(load_tokenizers(start)):
         raise UserError(f"{field} has other tokenizers than model.init_from={start}.", field=field)
     fit_to_corpora(data, tokenizers)
