@@ -249,6 +249,7 @@ class MarianFile(NamedTuple):
 
 
 def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
+    """Return the content of a file or URL of at most `most` bytes; `UserError` for a larger one."""
     with open_bytes(path) as file:
         return read_bounded(file, str(path), most)
 
