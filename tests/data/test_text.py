@@ -281,22 +281,6 @@ def test_control_tokens_in_training_text_are_text(tmp_path, tokenizer):
         assert ids[-1] == 2 and min(ids[:-1]) > 2
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing"])
-def test_damaged_prepared_data_is_made_anew(tmp_path, tokenizer, damage):
-    data = prepared(tokenizer, tmp_path / "cache")
-    expected = data["labels"][:]
-    del data
-    (folder,) = (tmp_path / "cache").iterdir()
-    (arrow,) = folder.glob("*.arrow")
-    if damage == "cut":
-        os.truncate(arrow, arrow.stat().st_size // 2)
-    else:
-        (folder / "state.json").unlink()
-    assert prepared(tokenizer, tmp_path / "cache")["labels"][:] == expected
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [folder.name]
-    assert prepared(tokenizer, tmp_path / "cache")["labels"][:] == expected
-
-
 def test_unknown_tokens_are_reported(tmp_path, corpus, tokenizer, caplog):
     """Once for a data set that is prepared, with the side; not for what the tokenizer knows."""
     words = train_tokenizer((text for pair in corpus["train"] for text in pair[:2]), "word", 2000)

@@ -33,11 +33,8 @@ def marked_links(line: str, place: str, one_based: bool = False) -> Iterator[tup
         match = LINK.fullmatch(word)
         link = (int(match[1]) - one_based, int(match[3]) - one_based) if match else (-1, -1)
         if match is None or min(link) < 0:
-            raise UserError(
-                f"{short_repr(word)} is not a link from {int(one_based)} on. Write e.g. 1-2 (source-target) or 1p2 "
-                "(possible).",
-                field=place,
-            )
+            example = "Write 1-2 (source-target) or 1p2 (possible)"
+            raise UserError(f"{short_repr(word)} is not a link from {int(one_based)} on. {example}.", field=place)
         yield link, match[2] == "-"
 
 
@@ -77,10 +74,8 @@ def words_of_pieces(
     ids = encode_plain(tokenizer, text, is_target, add_special_tokens=add_special_tokens)["input_ids"]
     ends_with_control = int(add_special_tokens)
     if model is None or len(ids) != len(pieces) + ends_with_control or ends[-1] != len("".join(pieces)):
-        raise UserError(
-            f"{type(tokenizer).__name__} returns no token positions. Load its fast version (tokenizer.json).",
-            field=type(tokenizer).__name__,
-        )
+        name = type(tokenizer).__name__
+        raise UserError(f"{name} returns no token positions. Load its fast version (tokenizer.json).", field=name)
     words: list[int | None] = []
     start = 0
     for piece in pieces:
@@ -136,10 +131,8 @@ def links_of_pairs(
             targets, others = tokens_of_units(tokenizers[1], target.text, target_ids, links.units, is_target=True)
             for (i, j), _ in marked_links(links.line, links.place):
                 if i >= sources or j >= targets:
-                    raise UserError(
-                        f"the link {i}-{j} is beyond {sources} source and {targets} target {links.units}.",
-                        field=links.place,
-                    )
+                    counts = f"{sources} source and {targets} target {links.units}"
+                    raise UserError(f"the link {i}-{j} is beyond {counts}.", field=links.place)
                 found |= {(one, other) for one in own.get(i, ()) for other in others.get(j, ())}
         rows.append([position for link in sorted(found, key=lambda link: link[::-1]) for position in link])
     return rows

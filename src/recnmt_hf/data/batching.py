@@ -62,10 +62,8 @@ class TokenBatchSampler(Sampler[list[int]]):
         targets = source_lengths if target_lengths is None else target_lengths
         self.source_lengths, self.target_lengths = (np.asarray(side, np.int64) for side in (source_lengths, targets))
         if len(self.source_lengths) < num_processes:
-            raise UserError(
-                f"{len(self.source_lengths)} sentence pairs are too few for {num_processes} processes. Use fewer "
-                "processes or more data; check whether length limits or weights of corpora leave out pairs."
-            )
+            count = len(self.source_lengths)
+            raise UserError(f"{count} sentence pairs within the limits are too few for {num_processes} processes.")
         self.limits = BatchLimits(max_tokens, max_sentences, max_squared_tokens, multiple)
         self.num_processes, self.shuffle, self.epoch = num_processes, shuffle, 0
         self.seeds = (seed,) if isinstance(seed, int) else tuple(seed)

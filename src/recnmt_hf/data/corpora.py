@@ -26,8 +26,6 @@ from .text import SentencePair, first_line, is_url, read_aligned, read_jsonl, re
 from .tree_inputs import attach_trees, sentence_of_columns
 
 
-# Limit of a generated corpus; a larger number is probably a typo.
-MAX_SENTENCES = 10**7
 # Made once in its default sizes for the splits and passes of a run.
 whole_corpus = lru_cache(maxsize=1)(generate_corpus)
 KINDS = ("source", "tsv", "jsonl", "dataset", "generated", "sacrebleu")
@@ -48,59 +46,29 @@ class Corpus:
     """
 
     source: str | None = option(None, "source side of line-aligned text files (plain, gzip or Zstandard)")
-    target: str | list[str] | None = option(
-        None, "target side of line-aligned text files; in a test set, also a list of files with references"
-    )
+    target: str | list[str] | None = option(None, "target side; in a test set also a list of files with references")
     tsv: str | None = option(None, "a file of tab-separated pairs")
     jsonl: str | None = option(None, "a file of JSON lines")
-    dataset: str | None = option(
-        None, "a set of pairs for `datasets.load_dataset`: a name on the Hub, or a local folder"
-    )
-    data_files: str | list[str] | None = option(
-        None, "files or URLs of the dataset, which may then be `parquet`, `json` or `csv`"
-    )
+    dataset: str | None = option(None, "a set for `datasets.load_dataset`: a name on the Hub, or a local folder")
+    data_files: str | list[str] | None = option(None, "files or URLs of a dataset `parquet`, `json` or `csv`")
     config: str | None = option(None, 'configuration of the dataset, e.g. "de-en"')
     split: str = option("train", 'split of the dataset; slices as in "train[:1000]" are allowed')
     revision: str | None = option(None, "revision of the dataset on the Hub")
-    source_column: str | None = option(
-        None, "column (or JSON key) of source sentences, if there is no `translation` feature"
-    )
-    target_column: str | None = option(None, "column (or JSON key) of target sentences")
-    generated: str | None = option(
-        None, "a split of the generated English-German corpus", choices=(None, *GENERATED_SPLITS)
-    )
-    size: Annotated[int | None, Range(least=1, most=MAX_SENTENCES)] = option(
-        None, "number of sentences of the generated split"
-    )
+    source_column: str | None = option(None, "column or JSON key of sources, if there is no `translation` feature")
+    target_column: str | None = option(None, "column or JSON key of targets")
+    generated: str | None = option(None, "split of the English-German grammar", choices=(None, *GENERATED_SPLITS))
+    size: Annotated[int | None, Range(least=1, most=10**7)] = option(None, "sentences of the generated split")
     seed: int = option(1, "seed of the generated corpus")
     sacrebleu: str | None = option(None, "name of a test set of sacrebleu, such as wmt14")
     pair: str | None = option(None, "language pair of the test set, such as en-de; null: source_lang-target_lang")
     source_lang: str | None = option(None, "language code of the source; null: data.source_lang")
     target_lang: str | None = option(None, "language code of the target; null: data.target_lang")
-    source_tag: str | None = option(
-        None, "tag before each source, such as >>de<<; one of tokenizer.tags, or a symbol of a given tokenizer"
-    )
-    target_tag: str | None = option(
-        None, "tag before each training target; translations of a test set are forced to begin with it"
-    )
-    alignments: str | None = option(
-        None,
-        "file of word alignments of line-aligned text files, in the format of `recnmt align` (links such as 0-0 1-2), "
-        "for guided_alignment; a line may be empty",
-    )
-    alignment_units: str = option(
-        "words",
-        "units that the positions in alignments count; tokens: tokens of the tokenizer, without control tokens",
-        choices=ALIGNMENT_UNITS,
-    )
-    source_trees: str | None = option(
-        None, "CoNLL-U file with the dependency trees of `source`, plain or compressed; words are separated by spaces"
-    )
-    tree_columns: bool = option(
-        False,
-        "read the source and its dependency tree from the columns source_tokens, source_heads and source_relations of "
-        "a dataset or JSON lines",
-    )
+    source_tag: str | None = option(None, "tag before each source, such as >>de<<; a symbol of the tokenizer")
+    target_tag: str | None = option(None, "tag before each training target, which translations of test sets begin with")
+    alignments: str | None = option(None, "file of word alignments, as `recnmt align` writes them; a line may be empty")
+    alignment_units: str = option("words", "units of links; tokens: without control tokens", choices=ALIGNMENT_UNITS)
+    source_trees: str | None = option(None, "CoNLL-U file with the trees of `source`; spaces separate words")
+    tree_columns: bool = option(False, "read sources from the columns source_tokens, source_heads and source_relations")
 
     def __post_init__(self) -> None:
         for name in options_of(Corpus):
@@ -157,12 +125,8 @@ class Corpus:
             pair = next((pair for pair in pairs if pair in dataset.langpairs), pairs[0])
             return [dataset.get_source_file(pair), *dataset.get_reference_files(pair)]
         except (Exception, SystemExit) as error:  # sacrebleu ends the process after some failures
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            raise UserError(
-                f"sacrebleu={self.sacrebleu} has no pair {pairs[0]} (sacrebleu --list prints all), or cannot be "
-                f"downloaded ({reason}). Name its files instead.",
-                field="sacrebleu",
-            ) from error
+            reason = f"has no pair {pairs[0]}, or cannot be downloaded ({type(error).__name__}: {first_line(error)})"
+            raise UserError(f"sacrebleu={self.sacrebleu} {reason}.", field="sacrebleu") from error
 
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
         """Yield the checked sentence pairs, with tags; see [`~recnmt_hf.data.text.read_aligned`] for the errors."""
@@ -274,11 +238,8 @@ class Corpus:
         is_same = (self.jsonl or self.dataset) and source_lang == target_lang and not has_columns
         if is_same or not is_known:
             place = self.jsonl or self.dataset or "The generated English-German corpus"
-            raise UserError(
-                f"{place} has no two columns for source_lang={source_lang} and target_lang={target_lang}. Set "
-                "source_column and target_column, or other languages.",
-                field=self.jsonl or self.dataset,
-            )
+            reason = f"has no two columns for source_lang={source_lang} and target_lang={target_lang}"
+            raise UserError(f"{place} {reason}. Set source_column and target_column.", field=self.jsonl or self.dataset)
 
     def check_files(self, source_lang: str, target_lang: str) -> None:
         """Raise an error for a missing or unreadable file, or a test set that cannot be downloaded."""
@@ -352,15 +313,9 @@ def parse_corpora(corpora: Corpora, place: str = "corpora") -> list[Corpus]:
 
 def load_pairs(corpora: Corpora, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
     """
-    Yield the pairs of one corpus, or of several in sequence.
-
-    Args:
-        corpora: A corpus or several, as in a recipe.
-        source_lang, target_lang (`str`): Language codes.
-        on_empty (`str`, *optional*, defaults to `"error"`): `"error"` or `"skip"`, for pairs with an empty side.
-
-    Raises:
-        ValueError, FileNotFoundError: A corpus cannot be read; the message names file and line.
+    Yield the pairs of one corpus, or of several in sequence, which are written as in a recipe. `on_empty` (`"error"` or
+    `"skip"`) is the treatment of pairs with an empty side. `ValueError` or `FileNotFoundError`, which name file and
+    line, if a corpus cannot be read.
     """
     for corpus in parse_corpora(corpora):
         yield from corpus.pairs(source_lang, target_lang, on_empty)

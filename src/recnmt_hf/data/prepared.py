@@ -31,7 +31,7 @@ from ..errors import UserError
 from ..options import Range, check_options, option
 from .alignments import links_of_pairs
 from .corpora import Corpora, parse_corpora
-from .files import digest_of, partial_folder, remove
+from .files import digest_of, partial_folder
 from .languages import in_languages, language_ids
 from .records import Sentence, Tokens
 from .text import ON_EMPTY, ON_LONG
@@ -76,14 +76,8 @@ class ShardSettings:
     on_empty: str = option("error", "treatment of pairs with an empty side", choices=ON_EMPTY)
     on_long: str = option("skip", "treatment of pairs with more tokens", choices=ON_LONG)
     shard_size: Annotated[int, Range(least=1, most=10**7)] = option(100_000, "lines (or rows) of a corpus in a shard")
-    deduplicate: str | None = option(
-        None,
-        "remove pairs that occurred before; source, target: compare only this side",
-        choices=(None, *KEYS_OF_DUPLICATES),
-    )
-    min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
-        None, "remove pairs whose sides have a lower probability of being in their languages"
-    )
+    deduplicate: str | None = option(None, "what duplicates have in common", choices=(None, *KEYS_OF_DUPLICATES))
+    min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(None, "probability of the languages")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -187,11 +181,7 @@ def prepare_dataset(
     ]
     folder = Path(cache_dir) / digest_of(identity)[:24]
     if folder.is_dir():
-        try:
-            return load_from_disk(str(folder))
-        except (OSError, ValueError):
-            logger.warning(f"The prepared data in {folder} is damaged and will be prepared again.")
-            remove(folder)
+        return load_from_disk(str(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     links = any(corpus.alignments for corpus in corpora)
     work: Callable[..., Any] = partial(

@@ -165,10 +165,8 @@ def check_tree(words: Any, heads: Any, relations: Any) -> None:
     for number, (word, head, relation) in enumerate(zip(words, heads, relations, strict=True), start=1):
         is_text = isinstance(word, str) and word.strip() and isinstance(relation, str)
         if not (is_text and isinstance(head, int) and 0 <= head <= len(words)):
-            raise UserError(
-                f"word {number} ({short_repr(word)}) with relation {short_repr(relation)} must be text, and its head "
-                f"({short_repr(head)}) the number of a word from 1 to {len(words)}, or 0 for a root."
-            )
+            values = ", ".join(map(short_repr, (word, relation, head)))
+            raise UserError(f"word {number} ({values}) is not a text, a relation and a head from 0 to {len(words)}.")
     path_of = [0] * len(heads)  # number of the path that reached a word first
     for start in range(1, len(heads) + 1):
         number = start

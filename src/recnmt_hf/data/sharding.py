@@ -307,8 +307,8 @@ def prepare_shards(
         if earlier.get("key") != plan["key"]:
             changed = ", ".join(name for name in plan if name != "key" and earlier.get(name) != plan[name])
             raise UserError(f"{output} has data that was prepared with other {changed}.", field=output)
-    finished = read_signed(output / MANIFEST)
-    if finished is not None and not leftovers(folder):
+    if (finished := read_signed(output / MANIFEST)) is not None:
+        remove_leftovers(output)
         return finished
     folder.mkdir(parents=True, exist_ok=True)
     maker = ShardMaker(corpora, tokenizers, settings, folder, trees)
@@ -324,41 +324,39 @@ def prepare_shards(
                     yield (block,)
 
     with lock(output / f".part-{part[0]}-of-{part[1]}.lock", field=output):
-        if finished is None:
-            write(output / PLAN, json.dumps(plan, indent=1, ensure_ascii=False).encode())
+        write(output / PLAN, json.dumps(plan, indent=1, ensure_ascii=False).encode())
         for record in in_processes(maker.make, missing(), workers):
             on_shard(record)
         with lock(output / ".manifest.lock", 3600):  # parts may end at the same time
-            return finish(plan, names, output, maker)
-
-
-def leftovers(folder: Path) -> list[Path]:
-    """Return the files that a finished preparation does not need."""
-    paths = folder.iterdir() if folder.is_dir() else ()
-    return [path for path in paths if path.suffix != SHARD or path.name.endswith(RAW)]
+            manifest = read_signed(output / MANIFEST) or finish(plan, names, output, maker)
+            if manifest is not None:
+                remove_leftovers(output)
+            return manifest
 
 
 def finish(plan: Mapping[str, Any], names: Sequence[str], output: Path, maker: ShardMaker) -> dict[str, Any] | None:
     """Remove duplicates, if asked for, and write the manifest. Return it, or `None` if shards are missing."""
-    manifest = read_signed(output / MANIFEST)
-    if manifest is None:
-        found = [read_signed(maker.folder / f"{name}.json") for name in names]
-        records = [ShardRecord(**record) for record in found if record is not None]
-        if len(records) < len(names):
-            return None
-        if maker.settings.deduplicate:
-            maker.remove_duplicates(records)
-        removed = Counter[str]()
-        for record in records:
-            removed.update(record.removed)
-        totals = {name: sum(getattr(record, name) for record in records) for name in TOTALS}
-        shards = [asdict(record) for record in records]
-        manifest = {**plan, **totals, "removed": dict(sorted(removed.items())), "shards": shards}
-        if not manifest["pairs"]:
-            raise UserError(f"All {manifest['read']} pairs for {output} were removed ({manifest['removed']}).")
-        warn_about_unknown(manifest["unknown_tokens"], manifest["source_tokens"] + manifest["target_tokens"])
-        write(output / MANIFEST, json.dumps(signed(manifest), indent=1, ensure_ascii=False).encode())
-    for path in leftovers(maker.folder):
-        path.unlink()
-    (output / PLAN).unlink(missing_ok=True)
+    found = [read_signed(maker.folder / f"{name}.json") for name in names]
+    records = [ShardRecord(**record) for record in found if record is not None]
+    if len(records) < len(names):
+        return None
+    if maker.settings.deduplicate:
+        maker.remove_duplicates(records)
+    removed = Counter[str]()
+    for record in records:
+        removed.update(record.removed)
+    totals = {name: sum(getattr(record, name) for record in records) for name in TOTALS}
+    shards = [asdict(record) for record in records]
+    manifest = {**plan, **totals, "removed": dict(sorted(removed.items())), "shards": shards}
+    if not manifest["pairs"]:
+        raise UserError(f"All {manifest['read']} pairs for {output} were removed ({manifest['removed']}).")
+    warn_about_unknown(manifest["unknown_tokens"], manifest["source_tokens"] + manifest["target_tokens"])
+    write(output / MANIFEST, json.dumps(signed(manifest), indent=1, ensure_ascii=False).encode())
     return manifest
+
+
+def remove_leftovers(output: Path) -> None:
+    """Delete the files that a finished preparation does not need."""
+    for path in (*(output / SHARDS).glob("*"), output / PLAN):
+        if path.suffix != SHARD or path.name.endswith(RAW):
+            path.unlink(missing_ok=True)

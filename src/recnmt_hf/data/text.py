@@ -200,10 +200,8 @@ def read_tsv(path: str | Path) -> Iterator[tuple[int, SentencePair]]:
     for number, line in enumerate(read_lines(path, "\r\n"), start=1):
         fields = [part.strip() for part in line.split("\t")] if line else ["", ""]
         if len(fields) != 2:
-            raise UserError(
-                f"{place}, line {number}: got {len(fields)} fields. Write source and target, separated by one tab.",
-                field=place,
-            )
+            remedy = "Write source and target, separated by one tab"
+            raise UserError(f"{place}, line {number}: got {len(fields)} fields. {remedy}.", field=place)
         yield number, SentencePair(*fields)
 
 

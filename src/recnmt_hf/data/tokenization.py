@@ -85,11 +85,8 @@ def train_tokenizer(
     trainer_class: Any = trainers.BpeTrainer if kind == "bpe" else trainers.WordLevelTrainer
     tokenizer.train_from_iterator(texts, trainer_class(**settings, show_progress=False))
     if learnable < 1 or set(tokenizer.get_vocab()) <= {*SPECIAL_TOKENS, *([GLUE] if byte_fallback else [])}:
-        raise UserError(
-            f"vocab_size={vocab_size} must exceed {reserved + len(tags)}, the number of control tokens, bytes "
-            "and tags; texts must contain text.",
-            field="vocab_size",
-        )
+        least = f"{reserved + len(tags)}, the number of control tokens, bytes and tags"
+        raise UserError(f"vocab_size={vocab_size} must exceed {least}, or there is no text.", field="vocab_size")
     if byte_fallback:
         tokenizer = add_byte_tokens(tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -171,9 +168,8 @@ def require_control_tokens(tokenizer: PreTrainedTokenizerBase, path: str | Path)
     """Raise `UserError` if a tokenizer from `path` has no padding or end-of-sentence token."""
     for name in ("pad_token", "eos_token"):
         if getattr(tokenizer, f"{name}_id") is None:
-            raise UserError(
-                f"The tokenizer in {path} has no {name}. Set tokenizer.{name} and save it again.", field=path
-            )
+            remedy = f"Set tokenizer.{name} and save it again"
+            raise UserError(f"The tokenizer in {path} has no {name}. {remedy}.", field=path)
 
 
 # -- tags --------------------------------------------------------------------------------------------------------------
@@ -184,11 +180,8 @@ def check_tags(tags: Sequence[Any], field: str, reserved: Sequence[str] = ()) ->
     for number, tag in enumerate(tags):
         is_text = isinstance(tag, str) and not is_blank(tag) and tag.split() == [tag]
         if not is_text or tag in tags[:number] or tag in reserved:
-            raise UserError(
-                f"{field}[{number}]={short_repr(tag)} must be a new tag: text without spaces, such as >>de<<, and no "
-                "control token.",
-                field=f"{field}[{number}]",
-            )
+            place = f"{field}[{number}]"
+            raise UserError(f"{place}={short_repr(tag)} must be a new tag without spaces, such as >>de<<.", field=place)
 
 
 def add_tags(tokenizer: PreTrainedTokenizerBase, tags: Sequence[str]) -> None:
@@ -222,8 +215,5 @@ def check_known(tokenizer: PreTrainedTokenizerBase, tag: str, field: str, is_tar
     controls = control_ids(tokenizer)
     symbols = [id for id in encode_plain(tokenizer, tag, is_target)["input_ids"] if id not in controls]
     if len(symbols) != 1 or symbols[0] == tokenizer.unk_token_id:
-        raise UserError(
-            f"{field}={short_repr(tag)} is split into {len(symbols)} symbols. Add it to tokenizer.tags if the run "
-            "trains its tokenizer; otherwise use a tokenizer that contains it.",
-            field=field,
-        )
+        remedy = "Add it to tokenizer.tags, or use a tokenizer that contains it"
+        raise UserError(f"{field}={short_repr(tag)} is split into {len(symbols)} symbols. {remedy}.", field=field)

@@ -36,10 +36,7 @@ PROBES = (
 # Number of symbols of the vocabulary that are also encoded, because it may have no symbol of the texts above.
 OWN_PROBES = 64
 # Ends messages about another tokenizer than the model's.
-REMEDY = (
-    "Use the tokenizer that the model was trained with. After training again with another one, call stamp_tokenizers("
-    "model.config, ...) and save the model. check=False disables this check (Python)."
-)
+REMEDY = "Use the model's own tokenizer (check=False skips this check), or stamp_tokenizers after training with others."
 
 
 class TokenizerPair:
@@ -153,11 +150,8 @@ class TokenizerPair:
             for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):
                 trained, used = ids_of(config, name), ids_of(generation, name)
                 if trained and used and not trained & used:
-                    raise UserError(
-                        f"{name} is {min(used)} in generation_config.json, but {min(trained)} in config.json. Write "
-                        "the one used in training into both, or disable this check with check=False (Python).",
-                        field=name,
-                    )
+                    values = f"{min(used)} in generation_config.json, but {min(trained)} in config.json"
+                    raise UserError(f"{name} is {values}. Write the one used in training into both.", field=name)
 
     def check_padding(self, pad_token_id: int | None = None) -> None:
         """Raise `ValueError` for different padding ids: a model has one, whose row is zero and never trained."""
@@ -165,10 +159,8 @@ class TokenizerPair:
         named = {"source tokenizer": source, "target tokenizer": target, "model": pad_token_id}
         if len({*named.values()} - {None}) > 1:
             ids = ", ".join(f"{name} {id}" for name, id in named.items() if id is not None)
-            raise UserError(
-                f"The padding ids differ ({ids}), but the model has one id for both sides. Use tokenizers with the "
-                "same padding id; `recnmt tokenizer` sets it to 0."
-            )
+            remedy = "Use tokenizers with the same padding id; `recnmt tokenizer` sets it to 0"
+            raise UserError(f"The padding ids differ ({ids}), but a model has one. {remedy}.")
 
 
 def load_target_tokenizer(path: str, **kwargs: Any) -> PreTrainedTokenizerBase | None:
