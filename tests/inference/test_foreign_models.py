@@ -479,18 +479,6 @@ def test_training_begins_with_the_tokens_of_translations(zoo, sentences, name, i
         assert batch["decoder_input_ids"][0, : len(ids)].tolist() == [start, *ids[:-1]]
 
 
-def test_alignments_of_a_model_that_asks_for_the_sources(tokenizer, sentences):
-    """FSMT requires `input_ids` beside the encoder's output."""
-    sizes = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
-    sizes |= {f"{side}_vocab_size": len(tokenizer) for side in ("src", "tgt")}
-    controls = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-    torch.manual_seed(1)
-    config = transformers.FSMTConfig(langs=["en", "de"], d_model=16, **sizes, **controls)
-    translator = Translator(transformers.FSMTForConditionalGeneration(config).eval(), tokenizer)
-    (found,) = translator(sentences[:1], max_new_tokens=4, alignments=True)
-    assert {target for _, target in found.hypotheses[0].alignment} <= set(range(4))
-
-
 def test_configurations_of_encoder_and_decoder(tokenizer, sentences):
     """Both limits, and the vocabulary, are those of the parts."""
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}

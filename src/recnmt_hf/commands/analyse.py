@@ -23,9 +23,9 @@ def add_inspect(parser: arguments.Parser) -> None:
     add("--target", metavar="TEXT", help="translation of the sentence (default: the model's own)")
     add("--output", "-o", help=f"{arguments.PICTURE_HELP} (default: text on standard output)")
     add = parser.group("view")
-    layer = "layer, counted from 0 (default: 0 for attention and relations, the top layer for global and tree)"
     names = [subject.name for subject in SUBJECTS.values()]
     add("--subject", choices=names, help=f"{subjects} (default: the subject of the model's family)")
+    layer = "layer, counted from 0 (default: 0 for attention and relations, the top layer for global and tree)"
     add("--layer", type=arguments.whole(0), help=layer)
     add("--head", type=arguments.whole(0), help="attention head, counted from 0 (default: mean of all heads)")
     add("--direction", choices=("forward", "backward"), help="direction of the ON-LSTM (default: forward)")

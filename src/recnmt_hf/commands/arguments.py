@@ -221,8 +221,7 @@ def load_translator(args: argparse.Namespace) -> Translator:
 
 def add_generate_argument(parser: Parser) -> None:
     """Add the option for further settings of generation, which [`read_decoding`] parses."""
-    text = "further settings of transformers' GenerationConfig, with values in YAML: do_sample=true temperature=0.8 "
-    text += "top_p=0.9 no_repeat_ngram_size=3 repetition_penalty=1.2 ..."
+    text = "further settings of transformers' GenerationConfig, with values in YAML: do_sample=true top_p=0.9 ..."
     parser.group("search")("--generate", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=text)
 
 

@@ -14,8 +14,7 @@ OF_TOKENIZER = ("kind", "vocab_size", "min_frequency", "lowercase", "byte_fallba
 
 
 def add_corpus(parser: Parser) -> None:
-    add = parser.group("corpus")
-    size, depth = whole(0), whole(0, 50)
+    add, size, depth = parser.group("corpus"), whole(0), whole(0, 50)
     parser.add_output(help="folder in which train.en, train.de, validation.en, ... are written")
     add("--train", type=size, default=20000, help="sentence pairs for training")
     add("--validation", type=size, default=500, help="sentence pairs for validation")
@@ -49,8 +48,8 @@ def add_tokenizer(parser: Parser) -> None:
     add("--vocab-size", type=whole(1, 2**31 - 1), default=8000, help="number of symbols")
     add("--min-frequency", type=whole(1, 2**31 - 1), default=1, help="minimum frequency of a symbol")
     add("--lowercase", action="store_true", help="lowercase all texts")
-    fallback = "encode unknown characters as bytes, which take 256 symbols (default: for bpe with 1000 symbols or more)"
     add("--tags", nargs="+", default=[], help="symbols that are never split, such as '>>de<<'")
+    fallback = "encode unknown characters as bytes, which take 256 symbols (default: for bpe with 1000 symbols or more)"
     add("--byte-fallback", action=argparse.BooleanOptionalAction, help=fallback)
 
 

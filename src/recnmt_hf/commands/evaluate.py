@@ -29,16 +29,14 @@ ROUGE_HELP = "F1 of ROUGE-1, -2 and -L on these units instead of BLEU; english: 
 def add_test(parser: arguments.Parser) -> None:
     add = parser.group("input and output")
     add("model", help="folder of a run or a trained model, in which scores and translations are written")
-    names = ("NAME", "SOURCE REFERENCE [REFERENCE ...]")
+    names, pair = ("NAME", "SOURCE REFERENCE [REFERENCE ...]"), ("SOURCE", "REFERENCE")
     sets = "name, sources and references (one file or several) of a test set; repeat for several sets"
     add("--set", nargs="+", action="append", required=True, metavar=names, help=sets)
     trees = f"name of a test set, and a {arguments.TREES_HELP}; repeat for several sets"
     add("--source-trees", nargs=2, action="append", default=[], metavar=("NAME", "FILE"), help=trees)
-    baseline = "model already tested on the same sets; adds a p-value of approximate randomization"
-    add("--baseline", metavar="MODEL", help=baseline)
-    tune = "sources and references of a validation set, on which the exponent of the length penalty is chosen; each "
-    tune += "test set is evaluated with --length-penalty and, as NAME_tuned, with the chosen one"
-    add("--tune-length-penalty", nargs="+", metavar=("SOURCE", "REFERENCE"), help=tune)
+    add("--baseline", metavar="MODEL", help="model already tested on the same sets; adds p-values of randomization")
+    tune = "validation set on which the exponent of the length penalty is chosen, for a second result (NAME_tuned)"
+    add("--tune-length-penalty", nargs="+", metavar=pair, help=tune)
     add = parser.group("languages")
     add("--source-lang", help="code of the source language (default: the run's)")
     add("--target-lang", help="code of the target language, the file extension of translations (default: the run's)")
@@ -136,10 +134,9 @@ def add_evaluate(parser: arguments.Parser) -> None:
     add("--json", help="JSON file for all figures (default: none)")
     add = parser.group("metrics")
     add("--rouge", choices=ROUGE_UNITS, help=ROUGE_HELP)
-    tokenize = "sacrebleu's tokenizer: 13a, zh, ja-mecab, char, flores200, none, ... (default: that of --language)"
-    add("--tokenize", help=tokenize)
-    language = "language code of the translations, which chooses sacrebleu's and Moses' tokenizers (default: 13a for "
-    add("--language", help=f"{language}BLEU, and none for tokenized BLEU, whose texts are tokenized already)")
+    add("--tokenize", help="sacrebleu's tokenizer: 13a, zh, ja-mecab, char, none, ... (default: that of --language)")
+    language = "language code of the translations, by which texts are tokenized (default: 13a for BLEU, else none)"
+    add("--language", help=language)
     add("--no-ter", action="store_true", help="omit TER, which is slow on long sentences")
     tests = ("bootstrap", "randomization", "sign", "both", "all")
     add = parser.group("significance")

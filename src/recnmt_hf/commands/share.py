@@ -17,8 +17,7 @@ FORMATS = (*ENDINGS, "marian")
 
 
 def add_publish(parser: Parser) -> None:
-    model = "folder of a run or a trained model, followed by the name of the repository, user/name (optional with "
-    model += "--card-only); with --space: folders of runs or models, or model ids"
+    model = "folder of a run or model, and the name of the repository, user/name; with --space: folders or model ids"
     parser.add_argument("model", nargs="+", metavar="MODEL", help=model)
     add = parser.group("input and output")
     add("--card-only", action="store_true", help="write the card as README.md into the model's folder, without upload")
@@ -79,17 +78,14 @@ def run_publish(args: argparse.Namespace) -> None:
 
 def add_convert(parser: Parser) -> None:
     add = parser.group("input and output")
-    source = "a MarianMT model of transformers, e.g. Helsinki-NLP/opus-mt-en-de; or a Transformer in Marian's own "
-    source += "format, a .npz file or a .bin file with generic 8-bit weights (intgemm8). The last two become a model "
-    add("model", help=f"{MODEL_HELP}; {source}of this package")
-    output = "a new folder; for --to marian a file NAME.npz, beside which its vocabularies and NAME.decoder.yml are "
-    parser.add_output(help=f"{output}written")
-    formats = "format for a model of this package: onnx (all families), ctranslate2, marianmt or marian (base "
-    formats += "Transformers) (default: by the end of the output's name: onnx, ct2, ctranslate2, marianmt or .npz)"
+    source = "a MarianMT model of transformers, or a .npz or .bin file (intgemm8) of Marian, to import"
+    add("model", help=f"{MODEL_HELP}, to export; {source}")
+    parser.add_output(help="a new folder; for --to marian a file NAME.npz, beside which its other files are written")
+    formats = "format of an export: onnx (all families), or for base Transformers ctranslate2, marianmt or marian "
+    formats += "(default: by the end of the output's name: onnx, ct2, ctranslate2, marianmt or .npz)"
     add("--to", choices=FORMATS, help=formats)
     add("--format", dest="to", choices=FORMATS, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    types = "data type for ctranslate2: float32, int8, float16, bfloat16, int16, int8_float16, ..."
-    add("--quantization", default="float32", help=types)
+    add("--quantization", default="float32", help="data type for ctranslate2: float32, int8, float16, bfloat16, ...")
     files = "SentencePiece models (.spm) of source and target, required for .npz and .bin files; may be the same file"
     add("--vocabs", nargs=2, metavar=("SOURCE", "TARGET"), help=files)
     add("--config", help="file for marian-decoder (.yml) with beam size and length penalty, for .npz and .bin files")

@@ -48,10 +48,8 @@ def add_translate(parser: arguments.Parser) -> None:
     add = parser.group("input and output")
     add("--input", "-i", default="-", help="text file, plain or compressed with gzip or Zstandard; -: standard input")
     add("--output", "-o", default="-", help="output file; -: standard output")
-    formats = (
-        "text: the best translation of each line; n-best: `line ||| text ||| log-probability ||| score`; jsonl: one "
-        "object per line with scores and token ids (default: text, n-best with --n-best, jsonl with --alignments)"
-    )
+    formats = "text: the best translations; n-best: `line ||| text ||| log-probability ||| score`; jsonl: objects with "
+    formats += "scores and token ids (default: text, n-best with --n-best, jsonl with --alignments)"
     add("--format", choices=("text", "n-best", "jsonl"), help=formats)
     add("--source-trees", metavar="FILE", help=arguments.TREES_HELP)
     add("--prefix", help="file with the beginning of each translation; an empty line sets no prefix")

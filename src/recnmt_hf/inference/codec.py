@@ -80,7 +80,6 @@ class Codec:
         self.control_ids = [control_ids(tokenizer) | self.languages.control_ids for tokenizer in self.tokenizers]
         self.target_names = tag_ids(self.tokenizers.target) | self.languages.control_ids
         self.source_tags = source_tags(self.tokenizers.source)
-        self.directions: dict[tuple[Any, ...], Direction] = {}
         self.instructions = {"": 0}  # their numbers of tokens
 
     @property
@@ -130,16 +129,12 @@ class Codec:
         options = options or DEFAULTS
         source, target = options.source_lang or self.source_lang, options.target_lang or self.target_lang
         forced, instruction = options.generate.get("forced_bos_token_id"), options.source_prefix
-        # Reading configurations for each sentence takes as long as encoding it.
-        key = (source, target, forced, instruction, options.target_lang, *self.languages.state())
-        if key not in self.directions:
-            if forced is not None and options.target_lang is not None and self.languages.targets:
-                raise UserError("target_lang and forced_bos_token_id set the same option.", field="target_lang")
-            direction = self.languages.direction(source, target, forced)
-            if instruction is not None and direction.instruction:
-                raise UserError("source_prefix and target_lang set the same option.", field="source_prefix")
-            self.directions[key] = direction if instruction is None else replace(direction, instruction=instruction)
-        return self.directions[key]
+        if forced is not None and options.target_lang is not None and self.languages.targets:
+            raise UserError("target_lang and forced_bos_token_id set the same option.", field="target_lang")
+        direction = self.languages.direction(source, target, forced)
+        if instruction is not None and direction.instruction:
+            raise UserError("source_prefix and target_lang set the same option.", field="source_prefix")
+        return direction if instruction is None else replace(direction, instruction=instruction)
 
     def read_source(self, sentence: SourceText, options: DecodingOptions, place: str) -> tuple[Sentence, Direction]:
         """Return a source without the language and the tags that it names, and its direction, which has them."""

@@ -20,7 +20,10 @@ from ..models.recurrent_layers import MaskedRNN, RecurrentLayer
 from ..models.seq2seq_loading import Seq2SeqPreTrainedModel
 
 
-def resolve_device(device: str | torch.device | None = None) -> torch.device:
+Device = str | torch.device | None
+
+
+def resolve_device(device: Device = None) -> torch.device:
     """Return a device, by default CUDA if available, else the CPU; raise `UserError` if it is not available."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -100,12 +100,6 @@ class Languages:
         source = source or self.task.source_lang or getattr(self.tokenizers.source, "source_lang", None)
         return Direction(source, target, *self.frame, given=() if first is None else (first,))
 
-    def state(self) -> tuple[Any, ...]:
-        """Return the settings of tokenizers and model that directions depend on, and that users may change."""
-        settings, names = self.model.generation_config, ("source_lang", "target_lang", "src_lang", "tgt_lang")
-        languages = (getattr(tokenizer, name, None) for tokenizer in self.tokenizers for name in names)
-        return self.task, settings.forced_bos_token_id, settings.decoder_start_token_id, *languages
-
     def require_target(self, direction: Direction) -> None:
         """Raise `UserError` if a model that needs a target language has none."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from .backends.ctranslate2_model import CTranslate2Backend
 from .backends.onnx_model import OnnxBackend, OnnxModel
 from .backends.protocol import Backend
 from .backends.torch_model import EnsembleBackend, TorchBackend
-from .devices import pack_weights, quantize_model, resolve_device
+from .devices import Device, pack_weights, quantize_model, resolve_device
 from .model_settings import ModelTask, complete_token_ids, is_export, read_export_settings, read_model_task
 
 
@@ -33,17 +33,11 @@ COMPUTED = re.compile(r"(embed_positions\.weights?|position_ids|inv_freq|num_bat
 
 
 def load_backend(
-    path: str | Path | Sequence[str | Path],
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | str | None = None,
-    check: bool = True,
-    trust_remote_code: bool = False,
-    quantization: str | None = None,
-    **kwargs: Any,
+    path: Any, device: Device, dtype: Any, check: bool, quantization: str | None, **kwargs: Any
 ) -> tuple[Backend, ModelTask]:
     """Load a model of any format with its tokenizers, and its task; arguments as of `Translator.from_pretrained`."""
     if isinstance(path, (list, tuple)):
-        members = [load_backend(one, device, dtype, check, trust_remote_code, quantization, **kwargs) for one in path]
+        members = [load_backend(one, device, dtype, check, quantization, **kwargs) for one in path]
         return EnsembleBackend([backend for backend, _ in members]), members[0][1]
     path = folder_of_model(str(path))
     if is_export(path):
@@ -60,8 +54,7 @@ def load_backend(
             if value is not None and str(value).removeprefix("torch.").partition(":")[0] != needed:
                 raise UserError(f"{value} is not supported with int8 quantization.", field=name)
         device = "cpu"
-    model = load_model(path, device, dtype, trust_remote_code, check, **kwargs)
-    tokenizers = TokenizerPair.load(path, trust_remote_code=trust_remote_code, **kwargs)
+    model, tokenizers = load_model(path, device, dtype, check=check, **kwargs), TokenizerPair.load(path, **kwargs)
     backend = TorchBackend(model, tokenizers, check)
     if quantization is not None:
         backend.model = quantize_model(model)
@@ -71,36 +64,26 @@ def load_backend(
 
 
 def load_model(
-    path: str | Path,
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | str | None = None,
-    trust_remote_code: bool = False,
-    check: bool = True,
-    **kwargs: Any,
+    path: Any, device: Device = None, dtype: Any = None, check: bool = True, **kwargs: Any
 ) -> PreTrainedModel:
     """
-    Load an encoder-decoder in evaluation mode; arguments as of `Translator.from_pretrained`. `check` rejects
+    Load an encoder-decoder in evaluation mode; arguments and errors as of `Translator.from_pretrained`. `check` rejects
     weights that are missing, unexpected or of the wrong shape. Code in the files of the model runs only with
     `trust_remote_code`, without a prompt.
-
-    Raises:
-        FileNotFoundError: A local path does not exist or holds no model.
-        ValueError: There is no such model or device, or its files are damaged or do not belong together.
     """
     path, device = folder_of_model(path), resolve_device(device)
     if looks_local(path):
         check_folder(path)
     if sys.stderr is None or not sys.stderr.isatty():
         logging.disable_progress_bar()
+    kwargs = {"trust_remote_code": False, **kwargs, "use_safetensors": True}
     if dtype not in (None, "fastest"):
         kwargs["dtype"] = dtype
-    kwargs["use_safetensors"] = True
     with explained_loading(path):
         if check:
-            model = load_complete(AutoModelForSeq2SeqLM, path, trust_remote_code=trust_remote_code, **kwargs)
+            model = load_complete(AutoModelForSeq2SeqLM, path, **kwargs)
         else:
-            kwargs["ignore_mismatched_sizes"] = True
-            model = AutoModelForSeq2SeqLM.from_pretrained(path, trust_remote_code=trust_remote_code, **kwargs)
+            model = AutoModelForSeq2SeqLM.from_pretrained(path, ignore_mismatched_sizes=True, **kwargs)
     complete_token_ids(model)
     if dtype == "fastest":
         has_instructions = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else has_bfloat16()

@@ -54,6 +54,8 @@ USUAL_SETTINGS = {
 SEVERAL = "for models with several languages; defaults to the language named in the model's files"
 Beams = Annotated[int, Range(least=1, most=MOST_BEAMS)]
 Count = Annotated[int, Range(least=1, most=MOST_TOKENS)]
+Factor = Annotated[float, Range(least=0, most=1000)]
+Penalty = Annotated[float, Range(least=LEAST_LENGTH_PENALTY, most=MOST_LENGTH_PENALTY)]
 
 
 @documented
@@ -73,39 +75,27 @@ class DecodingOptions:
     length_penalty_type: Literal["vaswani", "hf"] = option(
         "vaswani", "divisor of a log-probability; vaswani: ((5 + length) / 6) ^ alpha; hf: length ^ alpha"
     )
-    length_penalty: Annotated[float, Range(least=LEAST_LENGTH_PENALTY, most=MOST_LENGTH_PENALTY)] = option(
-        0.6, "exponent alpha of the length penalty; 0 disables it"
-    )
-    max_length_factor: Annotated[float, Range(least=0, most=1000)] = option(
-        1.0, "maximum number of new tokens per source token, to which max_length_extra is added"
-    )
+    length_penalty: Penalty = option(0.6, "exponent alpha of the length penalty; 0 disables it")
+    max_length_factor: Factor = option(1.0, "maximum number of new tokens per source token")
     max_length_extra: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(
         50, "number of tokens added to the maximum length that max_length_factor gives"
     )
     max_tokens: Count = option(16384, "maximum size of a batch in tokens (source tokens times beams)")
     split_sentences: Literal["auto", "always", "never"] = option(
-        "auto",
-        "split each line into sentences before translating; auto: unless the line has a prefix, on_long is "
-        "truncate, or the model summarizes",
+        "auto", "split into sentences; auto: unless a line has a prefix, on_long is truncate, or the model summarizes"
     )
     source_lang: str | None = option(None, f"language code of the source, for split_sentences and {SEVERAL}")
     target_lang: str | None = option(None, f"language code of the target, {SEVERAL}")
-    source_prefix: str | None = option(
-        None, "text in front of each source sentence, for models that read instructions, such as T5"
-    )
+    source_prefix: str | None = option(None, "text in front of each source sentence, as an instruction to the model")
     on_long: Literal["error", "split", "truncate"] = option(
-        "error",
-        "sources that are too long for the model: reject them, split them at punctuation (or between words), or "
-        "truncate them, as is usual for summaries",
+        "error", "reject sources that are too long, split them at punctuation (or between words), or truncate them"
     )
     max_source_length: Annotated[int | None, Range(least=1, most=MOST_TOKENS)] = option(
         None, "treat sources with more tokens as too long (see on_long)"
     )
     alignments: bool = option(False, "add source-target links of tokens, read from the cross-attention")
     alignment_layer: Annotated[int | Literal["mean"] | None, Range(least=0)] = option(
-        None,
-        "decoder layer to read alignments from, or mean: the average of all; default: the trained alignment head if "
-        "there is one, else the layer below the top",
+        None, "decoder layer of alignments, or mean of all; default: that of the trained head, or below the top layer"
     )
     buffer: Count = option(2000, "number of sentences that are read, sorted by length, translated and written together")
     seed: Annotated[int | None, Range(least=0, most=MOST_SEED)] = option(

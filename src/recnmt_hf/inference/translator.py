@@ -131,13 +131,14 @@ class Translator:
 
         Raises:
             FileNotFoundError: A local path does not exist or holds no model.
-            ValueError: The files are damaged or do not belong together
-                ([`~recnmt_hf.inference.loading.load_model`]), or an argument is not supported for them.
+            ValueError: The files are damaged or do not belong together, or an argument is not supported for them.
         """
         names = {"source_lang": source_lang, "target_lang": target_lang}
         names |= {name: kwargs.pop(name, None) for name in ("src_lang", "tgt_lang")}
         languages = decoding_options(None, {name: code for name, code in names.items() if code is not None})
-        backend, task = load_backend(path, device, dtype, check, trust_remote_code, quantization, **kwargs)
+        backend, task = load_backend(
+            path, device, dtype, check, quantization, trust_remote_code=trust_remote_code, **kwargs
+        )
         translator = cls.from_backend(backend, task)
         translator.source_lang, translator.target_lang = languages.source_lang, languages.target_lang
         if any(names.values()):

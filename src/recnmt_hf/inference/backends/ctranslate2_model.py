@@ -15,6 +15,7 @@ from ...data.records import TokenRows
 from ...data.tokenizer_pair import TokenizerPair
 from ...errors import UserError, packages_of_extra
 from ...models.configuration_nmt_transformer import NMTTransformerConfig
+from ..devices import Device
 from ..model_settings import end_ids, read_export_settings
 from ..options import DecodingOptions, unusual_settings
 from .protocol import Backend, SearchRequest, SearchResult
@@ -51,9 +52,7 @@ class CTranslate2Backend(Backend):
 
     kind = "exported to CTranslate2"
 
-    def __init__(
-        self, path: str | Path, tokenizers: TokenizerPair, device: str | torch.device | None = None, check: bool = True
-    ):
+    def __init__(self, path: str, tokenizers: TokenizerPair, device: Device = None, check: bool = True):
         self.tokenizers = tokenizers
         _, fields, generation_config = read_export_settings(path)
         engine = load_engine_package()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -175,14 +174,11 @@ class TorchBackend(Backend):
     def attention(self, sources: TokenRows, targets: TokenRows) -> tuple[torch.Tensor, ...]:
         model = self.inspected_model()
         # The encoder runs separately, without attentions and other optional outputs, which may be large.
-        output, input_ids, mask = self.encode(sources)
-        parameter = inspect.signature(model.base_model.forward).parameters.get("input_ids")
-        needs_sources = parameter is not None and parameter.default is inspect.Parameter.empty  # as FSMT does
+        output, _, mask = self.encode(sources)
 
         def run(model: Any) -> Any:  # attentions of fast kernels are `None`
             with eval_mode(model):
                 return model.base_model(  # without logits of the whole vocabulary
-                    **({"input_ids": input_ids} if needs_sources else {}),
                     encoder_outputs=output,
                     attention_mask=mask,
                     decoder_input_ids=shift_right(model, self.pad_targets(targets), targets),
