@@ -38,7 +38,6 @@ from .marian_settings import (
     OUTPUT_BIAS,
     WITHOUT_EFFECT,
     Settings,
-    check_function,
     places_of,
     settings_of,
 )
@@ -196,7 +195,6 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
     """
     output = Path(output)
     model, tokenizers = load_checked(source, **kwargs)
-    check_function(model.config)
     pieces = pieces_of(tokenizers)
     sizes = (len(pieces[0].symbols), len(pieces[1].symbols))
     state, start = model.state_dict(), start_id(model)

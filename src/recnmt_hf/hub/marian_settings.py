@@ -183,19 +183,30 @@ def is_same(value: Any, other: Any) -> bool:
 
 
 def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: bool) -> dict[str, Any]:
-    """Return the settings of a model; those of the imported file are kept while they describe it."""
+    """
+    Return the settings of a model; those of the imported file are kept while they describe it. `UserError` unless they
+    mean the fields of the model, so that Marian computes the same.
+    """
+    names = {own: name for name, own in [*AUTOREGRESSIONS.items(), *ACTIVATIONS.items(), ("swish", "swish")]}
+    names |= dict.fromkeys(GELUS, "gelu")
+    check_fields(config, "Marian", dict.fromkeys(("activation_function", "aan_activation"), tuple(names)))
+
+    def differing(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        fields = Settings(settings, IMPORTED_SETTINGS).fields()
+        if not getattr(config, "alignment_head", None):
+            del fields["alignment_head"]
+        if config.aan_ffn_layers == 1:  # without a second matrix its width is not used
+            fields.pop("aan_ffn_dim", None)
+        own = {name: getattr(config, name) for name in fields}
+        return [(name, one) for name, one in own.items() if {"swish": "silu"}.get(str(one), one) != fields[name]]
+
     imported = getattr(config, IMPORTED_SETTINGS, None)
-    if imported:
-        known = Settings(imported, IMPORTED_SETTINGS)
-        fields = known.fields()
-        if {name: getattr(config, name, None) for name in fields} == fields and known["dim-vocabs"] == list(sizes):
-            return {**imported, "output-omit-bias": not has_bias}
+    if imported and not differing(imported) and imported.get("dim-vocabs") == list(sizes):
+        return {**imported, "output-omit-bias": not has_bias}
     kind, shares, ties = (
         getattr(config, name)
         for name in ("decoder_autoregression", "share_encoder_decoder_embeddings", "tie_word_embeddings")
     )
-    names = {own: name for name, own in [*AUTOREGRESSIONS.items(), *ACTIVATIONS.items(), ("swish", "swish")]}
-    names |= dict.fromkeys(GELUS, "gelu")
     release = GELUS.get(config.activation_function) or GELUS.get(config.aan_activation, GELUS["gelu"])
     ffn = config.decoder_ffn_dim
     settings: dict[str, Any] = {
@@ -218,25 +229,9 @@ def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: 
         settings |= {"transformer-aan-nogate": config.aan_gate == "none", "transformer-aan-depth": 1 + config.aan_ffn}
         settings["transformer-aan-activation"] = names[config.aan_activation]
         settings["transformer-dim-aan"] = config.d_model if config.aan_ffn_layers == 1 else config.aan_ffn_dim
+    for name, value in differing(settings):
+        raise UserError(f"Marian does not support {name}={short_repr(value)}. Use `recnmt translate`.", field=name)
     return settings
-
-
-def check_function(config: NMTTransformerConfig) -> None:
-    """Raise `UserError` for a model that Marian does not support."""
-    activations = (*ACTIVATIONS.values(), "swish", *GELUS)
-    fixed = {name: (value,) for name, value in FUNCTION.items()}
-    check_fields(config, "Marian", {**fixed, "activation_function": activations})
-    needed: dict[str, tuple[Any, ...]] = {
-        "decoder_attention_heads": (config.encoder_attention_heads,),
-        "decoder_start_token_id": (config.pad_token_id,),  # its embedding is zero, like Marian's first input
-    }
-    if config.decoder_autoregression == "average_attention":
-        needed |= {"aan_gate": ("separate", "none"), "normalize_before": (False,)}
-        if config.aan_ffn:
-            other = {"gelu": "quick_gelu", "quick_gelu": "gelu"}.get(config.activation_function)  # no release has both
-            needed["aan_activation"] = tuple(name for name in activations if name != other)
-            needed["aan_ffn_layers"] = (1,) if config.aan_ffn_dim == config.d_model else (1, 2)
-    check_fields(config, "Marian", needed)
 
 
 # -- arrays ------------------------------------------------------------------------------------------------------------
