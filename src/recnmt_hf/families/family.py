@@ -32,7 +32,6 @@ class PaperRow:
     p: str = ""  # significance mark, as a bound of p against the first row
     parameters: float | None = None  # in millions, as printed
     added: float | None = None  # parameters in millions beyond the first row, where the paper prints the increase
-    speed: float | None = None  # in the unit of the table
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,6 @@ class PaperTask:
     languages: tuple[str, str]  # source and target
     metric: str  # of the scores
     tests: tuple[str, ...]  # test sets
-    development: str = ""  # development set, if the paper names it
 
     def table(self, name: str, size: str, *rows: PaperRow, **fields: Any) -> PaperTable:
         """Return a table with these rows, and further fields of [`PaperTable`]."""
@@ -63,7 +61,6 @@ class PaperTable:
     task: PaperTask
     size: str  # the preset that it corresponds to
     rows: tuple[PaperRow, ...]  # the first row is the baseline
-    speed: str = ""  # unit of the speeds
     proposed: str = ""  # name of the paper's own model; empty for the last row
     kind: Literal["main", "ablation", "analysis"] = "main"
     note: str = ""  # an error or contradiction of the paper
@@ -114,9 +111,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Family:
-    """
-    A family of models, in the modules `models/configuration_<model_type>.py` and `models/modeling_<model_type>.py`.
-    """
+    """A family of models, in the modules `models/{configuration,modeling}_<model_type>.py`."""
 
     model_type: str  # as in `config.json`
     prefix: str  # first part of the names of its classes

@@ -3,7 +3,7 @@
 from .family import Family, PaperRow, PaperTask
 
 
-WMT14 = PaperTask("WMT14", ("en", "de"), "BLEU (multi-bleu)", ("newstest2014",), development="newstest2013")
+WMT14 = PaperTask("WMT14", ("en", "de"), "BLEU (multi-bleu)", ("newstest2014",))
 
 TABLES = (
     WMT14.table("table 2", "base", PaperRow("Transformer", (27.3,), parameters=65)),

@@ -3,17 +3,11 @@
 from .family import Family, PaperRow, PaperTask, Subject
 
 
-NIST = PaperTask(
-    "NIST", ("zh", "en"), "BLEU (case-insensitive)", ("MT03", "MT04", "MT05", "MT06", "average"), development="NIST02"
-)
+NIST = PaperTask("NIST", ("zh", "en"), "BLEU (case-insensitive)", ("MT03", "MT04", "MT05", "MT06", "average"))
 WMT17 = PaperTask(
-    "WMT17",
-    ("en", "de"),
-    "BLEU (case-insensitive)",
-    ("newstest2015", "newstest2016", "newstest2017", "average"),
-    development="newstest2014",
+    "WMT17", ("en", "de"), "BLEU (case-insensitive)", ("newstest2015", "newstest2016", "newstest2017", "average")
 )
-WMT16 = PaperTask("WMT16", ("en", "de"), "BLEU", ("newstest2016",), development="newstest2015")
+WMT16 = PaperTask("WMT16", ("en", "de"), "BLEU", ("newstest2016",))
 ALIGNMENT = PaperTask("Zh-En alignment", ("zh", "en"), "AER", ("Liu and Sun (2015)",))
 
 TABLES = (
