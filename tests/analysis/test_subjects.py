@@ -16,7 +16,7 @@ from recnmt_hf.analysis.recurrent_positions import SidePositions, positions_to_t
 from recnmt_hf.analysis.relations import relation_scores
 from recnmt_hf.analysis.subjects import SUBJECTS, find_subject, load_function
 from recnmt_hf.analysis.syntactic_distance import SyntacticDistances, nodes, syntactic_distances
-from recnmt_hf.commands.main import MOVED, main
+from recnmt_hf.commands.main import main
 
 
 SENTENCE, TRANSLATION = "The dog sleeps.", "Der Hund schläft."
@@ -108,20 +108,6 @@ def test_a_derived_family_has_the_subject_of_its_base():
     assert find_subject(config) is SUBJECTS["gret"] and find_subject(config, "tree").name == "tree"
     with rejects("Use a model of one of these families"):
         find_subject(recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=20))
-
-
-def test_old_command_names_work_with_a_notice(folders, capsys):
-    subjects = {name for name, line in MOVED.items() if f"--subject {name}" in line}
-    assert subjects == {subject.name for subject in SUBJECTS.values()} - {"relations"}
-    words = [folders["ONLSTMTransformer"], SENTENCE, "--device", "cpu"]
-    assert main(["inspect", *words]) == 0
-    expected = capsys.readouterr()
-    assert main(["tree", *words]) == 0
-    printed = capsys.readouterr()
-    assert printed.out == expected.out and "((" in printed.out and "recnmt tree" not in expected.err
-    assert "recnmt tree" in printed.err and "recnmt inspect" in printed.err
-    assert main(["global", *words]) == 2
-    assert "Use a gret with use_global_state=true" in capsys.readouterr().err
 
 
 # -- values are those of the model -------------------------------------------------------------------------------------

@@ -288,11 +288,7 @@ def test_the_server_leaves_nothing(plain_model, monkeypatch):
 @pytest.mark.parametrize(
     ("host", "own", "foreign"),
     [
-        (
-            "127.0.0.1",
-            ["127.0.0.1", "localhost", "Own.example"],
-            ["evil.example", "127.0.0.1.evil.example", "192.0.2.7"],
-        ),
+        ("127.0.0.1", ["127.0.0.1", "localhost", "Own.example"], ["127.0.0.1.evil.example", "192.0.2.7"]),
         ("0.0.0.0", ["127.0.0.1", "192.0.2.7", "own.example"], ["evil.example", "7.example", ""]),
     ],
 )
@@ -304,12 +300,8 @@ def test_only_requests_for_the_name_of_the_page_are_answered(plain_model, host, 
         address = f"http://127.0.0.1:{blocks.server_port}/"
 
         def refused(names):
-            requests = [
-                ("GET", ""),
-                ("GET", "config"),
-                ("POST", "gradio_api/queue/join"),
-                ("POST", "gradio_api/upload"),
-            ]
+            requests = [("GET", ""), ("GET", "config")]
+            requests += [("POST", "gradio_api/queue/join"), ("POST", "gradio_api/upload")]
             return {
                 httpx.request(method, address + path, headers={"Host": f"{name}:{blocks.server_port}"}).text
                 == "Invalid host header"

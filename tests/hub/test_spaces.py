@@ -70,19 +70,12 @@ def test_a_space_runs(space, tmp_path):
     packages = str(Path(recnmt_hf.__file__).parents[1])
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    settings = {"PYTHONPATH": packages, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    environment = {**os.environ, **settings, "GRADIO_SERVER_PORT": port}
+    own = {"PYTHONPATH": packages, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    settings = {"cwd": space, "env": {**os.environ, **own, "GRADIO_SERVER_PORT": port}, "text": True}
     before = files_of(space)
     with (
         open(tmp_path / "errors.txt", "w+") as errors,
-        subprocess.Popen(
-            [sys.executable, "-B", "app.py"],
-            cwd=space,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as page,
+        subprocess.Popen([sys.executable, "-B", "app.py"], stdout=subprocess.PIPE, stderr=errors, **settings) as page,
     ):
         try:
             address = f"http://127.0.0.1:{port}"
@@ -133,10 +126,8 @@ def test_uploading_a_space(space, tiny_folder, tmp_path):
         repository = hub.repositories["tester/page"]
         files = repository.commits[repository.at("main")]
         assert not any(name.startswith("models/") for name in files)  # that of the first upload is gone
-        places, card = (
-            json.loads(files["recnmt_space.json"]),
-            yaml.safe_load(files["README.md"].decode().split("---")[1]),
-        )
+        places = json.loads(files["recnmt_space.json"])
+        card = yaml.safe_load(files["README.md"].decode().split("---")[1])
         small = hub.repositories["tester/small"]
         assert places == {"small": ["tester/small", small.at("main")]} and card["models"] == ["tester/small"]
         assert send(tmp_path / "third", ["tester/unknown"])[0].startswith("tester/unknown: ")

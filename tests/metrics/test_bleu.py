@@ -68,13 +68,8 @@ def test_signatures():
 
 def test_texts_without_spaces_are_compared_by_parts():
     """For every form of a code, as sacrebleu chooses where it does; one wrong character does not make BLEU 0."""
-    texts = {
-        "zh": "我今天去学校看书",
-        "ja": "今日は学校で本を読む",
-        "ko": "나는오늘학교에갑니다",
-        "th": "วันนี้ฉันไปโรงเรียน",
-    }
-    texts |= {"km": "ថ្ងៃនេះខ្ញុំទៅសាលា", "lo": "ມື້ນີ້ຂ້ອຍໄປໂຮງຮຽນ", "my": "ဒီနေ့ကျောင်းသွားတယ်"}
+    texts = {"zh": "我今天去学校看书", "ja": "今日は学校で本を読む", "ko": "나는오늘학교에갑니다"}
+    texts |= {"th": "วันนี้ฉันไปโรงเรียน", "km": "ថ្ងៃនេះខ្ញុំទៅសាលា", "lo": "ມື້ນີ້ຂ້ອຍໄປໂຮງຮຽນ", "my": "ဒီနေ့ကျောင်းသွားတယ်"}
     texts |= {"bo": "དེ་རིང་ང་སློབ་གྲྭར་འགྲོ"}
     for language, text in texts.items():
         forms = {language, f"{language}-XX", langcodes.get(language).to_alpha3(), f"{language.upper()}_Abcd"}
@@ -154,9 +149,7 @@ def test_significance(method):
     same = [r if i % 2 else r.replace("tells about", "says of") for i, r in enumerate(references)]
     systems = {"baseline": baseline, "better": better, "same": same}
     found = compare_systems(systems, references, method, samples=300)
-    assert [each.system for each in found] == ["baseline", "better", "same"] or [
-        each.system.split(": ")[-1] for each in found
-    ] == ["baseline", "better", "same"]
+    assert [each.system for each in found] == ["baseline", "better", "same"]
     assert found[0].p_value is None and found[0].difference == 0
     assert found[1].difference > 5 and found[1].p_value < 0.01
     assert found[2].p_value > 0.05
