@@ -20,8 +20,8 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from ..data.batching import BatchLimits, TokenBatchSampler
-from ..data.bpe_dropout import ResegmentedDataset, Resegmenter
 from ..data.sharded import PooledBatchSampler, ShardedDataset
+from ..data.tokenization import ResegmentedDataset, Resegmenter
 from ..data.tokenizer_pair import TokenizerPair
 from ..data.tree_inputs import TREE_INPUTS, Relations, tree_options
 from ..errors import UserError
@@ -63,7 +63,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.inference.DecodingOptions`] for text that BLEU
             or ROUGE evaluates, with `args.bleu_beams` beams. Long sources are split unless they are truncated.
         bpe_dropout (`float`, *optional*, defaults to 0.0): Probability of leaving out a merge of a word in training
-            ([`~recnmt_hf.data.bpe_dropout.Resegmenter`]). Batches are formed by the lengths without dropout.
+            ([`~recnmt_hf.data.tokenization.Resegmenter`]). Batches are formed by the lengths without dropout.
         guided_alignment ([`~recnmt_hf.training.guided_alignment.GuidedAlignment`], *optional*): Train a head of the
             cross-attention on the links of `train_dataset`. The log has their unweighted loss per linked target token
             as `alignment_loss`; `loss` includes it with its weight.
