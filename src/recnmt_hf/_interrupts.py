@@ -16,7 +16,6 @@ from typing import Any
 SAME_REQUEST = 1.0
 # Seconds between two looks at whether the parent process lives.
 WATCH_INTERVAL = 0.2
-WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 class Interrupts:
@@ -42,10 +41,6 @@ class Interrupts:
     def exit_code(self) -> int:
         """Return the exit code of the process."""
         return 128 + (self.received or [signal.SIGINT])[0]
-
-    def word(self) -> str:
-        """Return the word for the message."""
-        return WORDS[signal.Signals((self.received or [signal.SIGINT])[0])]
 
 
 DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}

@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if isinstance(stop, SystemExit) and not interrupts.received:
                 raise
         if code is None or interrupts.received:  # a library may turn the interrupt into another error, or drop it
-            print(f"\n{name}: {interrupts.word()}.", file=sys.stderr)
+            print(f"\n{name}: interrupted.", file=sys.stderr)
             code = interrupts.exit_code()
     return code
 

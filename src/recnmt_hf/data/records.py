@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from ..errors import UserError, short_repr
 
@@ -29,7 +28,21 @@ class ParsedSentence:
     relations: Sequence[str]
 
     def __post_init__(self) -> None:
-        check_tree(self.words, self.heads, self.relations)
+        lists = self.words, self.heads, self.relations
+        sizes = {len(one) if isinstance(one, (list, tuple)) else None for one in lists}
+        if None in sizes or len(sizes) > 1:
+            raise UserError(f"words, heads and relations must be lists of the same length, not {short_repr(lists)}.")
+        count = len(self.words)
+        for number, (word, head, relation) in enumerate(zip(*lists, strict=True), start=1):
+            is_text = isinstance(word, str) and word.strip() and isinstance(relation, str)
+            if not (is_text and isinstance(head, int) and 0 <= head <= count):
+                values = ", ".join(map(short_repr, (word, relation, head)))
+                raise UserError(f"word {number} ({values}) is not a text, a relation and a head from 0 to {count}.")
+        ancestors = [0, *self.heads]
+        for _ in range(count.bit_length()):  # twice as far up each time
+            ancestors = [ancestors[ancestor] for ancestor in ancestors]
+        if number := next((number for number, ancestor in enumerate(ancestors) if ancestor), 0):
+            raise UserError(f"the heads of word {number} ({short_repr(self.words[number - 1])}) form a cycle.")
         for name in ("words", "heads", "relations"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
@@ -155,23 +168,3 @@ class Tokens:
 
 # Tokens of several sentences.
 TokenRows = Sequence[Tokens]
-
-
-def check_tree(words: Any, heads: Any, relations: Any) -> None:
-    """Raise `UserError` unless three lists describe a tree, or several trees, over the words."""
-    lists = [one if isinstance(one, (list, tuple)) else None for one in (words, heads, relations)]
-    if None in lists or not len(words) == len(heads) == len(relations):
-        raise UserError(f"words, heads and relations must be lists of the same length, not {short_repr(lists)}.")
-    for number, (word, head, relation) in enumerate(zip(words, heads, relations, strict=True), start=1):
-        is_text = isinstance(word, str) and word.strip() and isinstance(relation, str)
-        if not (is_text and isinstance(head, int) and 0 <= head <= len(words)):
-            values = ", ".join(map(short_repr, (word, relation, head)))
-            raise UserError(f"word {number} ({values}) is not a text, a relation and a head from 0 to {len(words)}.")
-    path_of = [0] * len(heads)  # number of the path that reached a word first
-    for start in range(1, len(heads) + 1):
-        number = start
-        while number and not path_of[number - 1]:
-            path_of[number - 1] = start
-            number = heads[number - 1]
-        if number and path_of[number - 1] == start:
-            raise UserError(f"the heads of word {number} ({short_repr(words[number - 1])}) form a cycle.")
