@@ -199,12 +199,6 @@ def test_words_and_numbers_of_yaml(tmp_path):
         assert yaml.safe_load(recipe_yaml.dump_yaml({"a": text})) == {"a": text}
 
 
-def test_merge_keys_and_aliases_stay(tmp_path):
-    path = tmp_path / "r.yaml"
-    path.write_text("model: {fields: &f {dropout: 0.2}}\ntraining: {lr_scheduler_kwargs: {<<: *f, x: 1}}\n")
-    assert Recipe.from_file(path).training.lr_scheduler_kwargs == {"dropout": 0.2, "x": 1}
-
-
 @pytest.mark.parametrize("line", ["m{}: &m{} {{<<: [{}]}}", "m{}: &m{} [{}]"], ids=["merged", "listed"])
 def test_repeated_aliases_take_no_time(tmp_path, line):
     """Thirty levels of ten aliases would be 10**30 values."""

@@ -84,13 +84,6 @@ def test_label_smoothing_that_hides_labels_from_vrnmt_is_reported(tmp_path, toke
     assert caplog.text.count("set label_smoothing_factor=0") == 1
 
 
-def test_evaluation_by_generation(tmp_path, tokenizer):
-    settings = {"predict_with_generate": True, "generation_max_length": 8, "generation_num_beams": 2}
-    trainer = trainer_for(tmp_path, tokenizer, per_device_eval_batch_size=5, **settings)
-    metrics = trainer.evaluate()
-    assert metrics["eval_loss"] > 0 and metrics["eval_tokens"] > 0
-
-
 @pytest.mark.parametrize("prefix", [family.prefix for family in FAMILIES.values()])
 def test_generation_metrics_and_resuming_of_every_family(tmp_path, tokenizer, prefix):
     """Scores of `compute_metrics`, and a resumed run that ends in the weights of an uninterrupted one."""
