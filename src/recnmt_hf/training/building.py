@@ -16,7 +16,6 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForSeq2SeqLM,
-    GenerationConfig,
 )
 
 from .._loading_errors import folder_of_model
@@ -177,10 +176,3 @@ def with_fields_of(folder: str | Path, section: Architecture) -> Architecture:
     if changes := [f"{name}: {value}" for name, value in kept.items() if value != getattr(own, name)]:
         logger.info(f"Fields of {folder} that the recipe does not state: {', '.join(changes)}.")
     return replace(section, fields={**kept, **section.fields})
-
-
-def generation_config(config: Any, beams: int) -> GenerationConfig:
-    """Return the defaults of `model.generate`; the Translator applies Vaswani's length penalty."""
-    names = ("decoder_start_token_id", "pad_token_id", "eos_token_id", "bos_token_id")
-    tokens = {name: getattr(config, name) for name in names}
-    return GenerationConfig(**tokens, max_length=min(config.max_position_embeddings, 256), num_beams=beams)

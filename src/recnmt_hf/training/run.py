@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import transformers
 from datasets import Dataset
-from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, set_seed
+from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, GenerationConfig, set_seed
 
 from .._loading_errors import read_small_text
 from ..data.files import open_output, remove
@@ -27,7 +27,7 @@ from ..errors import UserError
 from ..inference.devices import keep_freed_memory
 from ..options import stated
 from . import checkpoints
-from .building import generation_config, stage_configs
+from .building import stage_configs
 from .checkpoints import BASELINE, FINAL, MANIFEST, PARTIAL_FINAL, RECIPE, RECORD, mapping_in, steps_of
 from .finishing import finish
 from .inputs import Inputs, changes_of, prepare_inputs
@@ -150,7 +150,9 @@ def trainer_of(plan: Plan, stage: Stage, config: Any, inputs: Inputs, checkpoint
     if stage.baseline is not None:
         set_seed(stage.arguments.seed)  # the same whether or not the stage before ran in this process
     model: Any = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config))
-    model.generation_config = generation_config(config, plan.decoding.beams)
+    ids = ("decoder_start_token_id", "pad_token_id", "eos_token_id", "bos_token_id")
+    settings = {"max_length": min(config.max_position_embeddings, 256), "num_beams": plan.decoding.beams}
+    model.generation_config = GenerationConfig(**{name: getattr(config, name) for name in ids}, **settings)
     logger.info(f"{type(model).__name__} with {model.num_parameters() / 1e6:.2f}M parameters.")
     if checkpoint is None and stage.init_from is not None:
         logger.info(f"Warm start from {stage.init_from}: {model.init_from_baseline(stage.init_from)}.")

@@ -70,7 +70,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         **kwargs: As for `Seq2SeqTrainer`.
 
     Raises:
-        UserError: Settings contradict each other, or a dataset is a stream or was not prepared (once it is read).
+        UserError: Settings contradict each other.
     """
 
     args: TranslationTrainingArguments
@@ -153,8 +153,6 @@ class TranslationTrainer(Seq2SeqTrainer):
         settings: dict[str, Any] = {"num_processes": processes, "seed": self.data_seed, "shuffle": shuffle}
         if isinstance(dataset, ShardedDataset):
             return PooledBatchSampler(dataset, limits, **settings)
-        if not {"source_length", "target_length"} <= set(getattr(dataset, "column_names", None) or ()):
-            raise UserError(f"A {type(dataset).__name__} without lengths; use a dataset of recnmt_hf.prepare_dataset.")
         source, target = (dataset[f"{side}_length"][:] for side in ("source", "target"))
         return TokenBatchSampler(source, target, **settings, **vars(limits))
 
