@@ -117,6 +117,7 @@ class Evidence:
             for number, score in enumerate(evidence.tests):
                 check_options(score, f"tests[{number}].")
                 DecodingOptions(**score.decoding)
+            json.dumps(asdict(evidence), ensure_ascii=False).encode()  # raises for what could not be saved after a test
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{path} is not valid evidence of a model ({shorten(str(error))}).", field=path) from error
         return evidence
