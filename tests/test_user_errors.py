@@ -11,7 +11,7 @@ from user_errors import rejects
 from recnmt_hf._loading_errors import read_bounded, read_small_text
 from recnmt_hf.analysis.plots import check_picture
 from recnmt_hf.errors import ExistingFileError, MissingFileError, UserError
-from recnmt_hf.hub.marian import marian_tokenizer
+from recnmt_hf.hub.marian import import_marian
 from recnmt_hf.metrics import rouge_scores, tokenized_bleu_score
 from recnmt_hf.metrics.bleu import moses_tokenizer
 
@@ -36,7 +36,7 @@ def test_a_field_inside_a_section_and_a_message_without_field():
     [
         ("rouge_score", "metrics", lambda: rouge_scores(["a"], ["a"])),
         ("sacremoses", "metrics", lambda: tokenized_bleu_score(["a"], ["a"], language="de")),
-        ("sentencepiece", "marian", lambda: marian_tokenizer("folder")),
+        ("sentencepiece", "marian", lambda: import_marian("folder", "out")),
         ("matplotlib", "plots", lambda: check_picture("a.png")),
     ],
 )

@@ -37,9 +37,6 @@ def export_ctranslate2(source: str | Path, output: str | Path, quantization: str
             `"bfloat16"`, `"int16"`, `"int8"`, or `"int8"` with the type of other weights (`"int8_float16"`, ...).
         **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
 
-    Returns:
-        `Path`: The exported folder.
-
     Raises:
         UserError: CTranslate2 is not installed or does not support the model, or the files are damaged.
         FileExistsError: The output exists and is not empty.

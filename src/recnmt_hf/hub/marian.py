@@ -94,15 +94,15 @@ def import_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
         output (`str` or `Path`): A new folder, which is returned.
         **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
 
-    Returns:
-        `Path`: The folder of the model.
-
     Raises:
         UserError: It is not a MarianMT model, its files are damaged, or packages of the extra `marian` are missing.
         FileExistsError: The output exists and is not empty.
     """
+    with packages_of_extra("marian", "MarianMT's tokenizer"):
+        import sacremoses  # noqa: F401  (without it transformers skips the normalization of punctuation)
+        import sentencepiece  # noqa: F401
     model = from_marian(source, **kwargs)
-    tokenizer = marian_tokenizer(source, **kwargs)
+    tokenizer = load_unchecked(source, "tokenizer of", **kwargs)
     with open_output_folder(output, must_be_new=True) as working, TemporaryDirectory() as folder:
         tokenizers = split_tokenizer(tokenizer, folder, model.config.share_encoder_decoder_embeddings)
         languages = [str(getattr(tokenizer, name, None) or "") for name in ("source_lang", "target_lang")]
@@ -121,14 +121,6 @@ def save_imported(
     model.save_pretrained(folder)
     about = {"type": model.config.model_type, "parameters": model.num_parameters()}
     Evidence(model=about, languages=list(languages), base_model=base_model).save(folder)
-
-
-def marian_tokenizer(source: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a MarianMT checkpoint."""
-    with packages_of_extra("marian", "MarianMT's tokenizer"):
-        import sacremoses  # noqa: F401  (without it transformers skips the normalization of punctuation)
-        import sentencepiece  # noqa: F401
-    return load_unchecked(source, "tokenizer of", **kwargs)
 
 
 def split_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str, is_joint: bool) -> TokenizerPair:
@@ -193,17 +185,7 @@ def export_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path
     """
     Save a base Transformer and its tokenizers as a MarianMT checkpoint.
 
-    Args:
-        source (`str` or `Path`): Folder or model id.
-        output (`str` or `Path`): A new folder, which is returned.
-        **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
-
-    Returns:
-        `Path`: The folder of the checkpoint.
-
-    Raises:
-        UserError: MarianMT does not support the model, or the files are damaged.
-        FileExistsError: The output exists and is not empty.
+    Arguments, return value and errors are those of [`~recnmt_hf.export_ctranslate2`], without `quantization`.
     """
     model, tokenizers = load_checked(source, **kwargs)
     marian = to_marian(model)

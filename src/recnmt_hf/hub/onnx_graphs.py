@@ -59,14 +59,7 @@ def export_onnx(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
     weights in `weights.onnx_data`. They are run on sentences that were not used for the export, and must give the
     model's logits.
 
-    Args:
-        source (`str` or `Path`): Folder or model id.
-        output (`str` or `Path`): A new folder, which is returned.
-        **kwargs: Those of `from_pretrained`, e.g. `revision=...`.
-
-    Raises:
-        UserError: A package is missing, the exporter fails, or the files are damaged.
-        FileExistsError: The output exists and is not empty.
+    Arguments, return value and errors are those of [`~recnmt_hf.export_ctranslate2`], without `quantization`.
     """
     load_onnx_runtime()
     with packages_of_extra("onnx", "Export to ONNX"):

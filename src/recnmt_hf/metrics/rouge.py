@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Sequence
-from functools import cache
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import regex
 from sacrebleu.metrics.base import Metric as SacreMetric
 from sacrebleu.metrics.base import Score, Signature
 
@@ -46,20 +46,10 @@ def units_of(kind: str) -> Callable[[str], list[str]]:
     return DefaultTokenizer(use_stemmer=True).tokenize
 
 
-@cache
-def kind_of_character(character: str) -> str:
-    """Return `"letter"` (or digit), `"mark"`, `"invisible"` (of no width) or `"other"`."""
-    if character.isalnum() or character == "_":
-        return "letter"
-    category = unicodedata.category(character)
-    return "mark" if category[0] == "M" else "invisible" if category == "Cf" else "other"
-
-
 def words_of(text: str) -> list[str]:
     """Return the words of a text in lower case, in which vowel signs and accents belong to their letters."""
-    kinds = [(character, kind_of_character(character)) for character in unicodedata.normalize("NFC", text.lower())]
-    words = "".join(" " if kind == "other" else character for character, kind in kinds if kind != "invisible").split()
-    return [word for word in words if any(kind_of_character(character) == "letter" for character in word)]
+    visible = regex.sub(r"\p{Cf}", "", unicodedata.normalize("NFC", text.lower()))
+    return regex.findall(r"\p{M}*[\p{L}\p{N}_][\p{L}\p{N}_\p{M}]*", visible)
 
 
 class _RougeSignature(Signature):
