@@ -1,7 +1,9 @@
 """Requests to the page without a browser: limits, escaping, exported models, the server."""
 
+import base64
 import gzip
 import os
+import re
 import socket
 import threading
 from dataclasses import replace
@@ -23,13 +25,11 @@ from recnmt_hf.demo.page import HTML, Page, begin, card_html, stop_request
 from recnmt_hf.demo.serving import serving
 from recnmt_hf.demo.translating import (
     Ended,
-    Progress,
     Watch,
     decoding_options,
     load_models,
     read_upload,
     split_into_segments,
-    translate_lines,
     translate_text,
     unique_names,
 )
@@ -173,10 +173,14 @@ def test_two_visitors_upload_the_same_file(models, tmp_path):
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])
 def test_lines_of_a_file(models, tmp_path, compress):
-    lines = read_upload(write(tmp_path, compress(b"\xef\xbb\xbfThe dog .\r\n\nA cat .\n" * 10)), Limits())
-    batches = list(translate_lines(Progress(models[0]), lines, OPTIONS, Watch(60), LIMITS))
-    assert lines[:3] == ["The dog .", "", "A cat ."] and list(map(len, batches)) == [16, 14]
-    assert batches[0][:3] == [t.text for t in models[0].translator(lines[:3], beams=2, num_hypotheses=2)]
+    content = compress(b"\xef\xbb\xbfThe dog .\r\n\nA cat .\n" * 10)
+    assert read_upload(write(tmp_path, content), Limits())[:3] == ["The dog .", "", "A cat ."]
+    upload = str(write(tmp_path, content))
+    states = list(Page(models, LIMITS).translate_file(Watch(60), upload, models[0].name, 2, 0.6))
+    progress = [re.search('value="([0-9]+)"', state)[1] for state, _ in states]
+    assert progress == ["0", "16", "30", "30"] and "30 lines in" in states[-1][0]
+    lines = base64.b64decode(re.search('base64,([^"]+)', states[-1][1])[1]).decode().splitlines()
+    assert lines[:3] == [t.text for t in models[0].translator(["The dog .", "", "A cat ."], beams=2)]
 
 
 def test_visitors_see_the_warnings_of_their_translations(models, tmp_path, capfd):
@@ -192,7 +196,7 @@ def test_visitors_see_the_warnings_of_their_translations(models, tmp_path, capfd
 
 def test_the_first_choice_has_something_to_show(models):
     page = Page(models, LIMITS)
-    assert page.first(lambda model: model.subject) == "gret" and page.first(lambda model: model.card()) == "plain"
+    assert page.first(lambda model: model.subject) == "gret" and page.first(lambda model: model.card) == "plain"
     assert page.first(lambda model: None) == models[0].name
 
 

@@ -18,6 +18,7 @@ from ..hub.card import duration
 from ..inference.results import WordAlignment
 from .limits import Limits
 from .translating import (
+    LINES_OF_BATCH,
     DemoModel,
     Ended,
     Progress,
@@ -26,7 +27,6 @@ from .translating import (
     decoding_options,
     load_models,
     read_upload,
-    translate_lines,
     translate_text,
 )
 
@@ -164,8 +164,9 @@ class Page:
             lines = read_upload(upload, self.limits)
             yield HTML.file_progress(0, len(lines), 0.0), ""
             options = decoding_options(self.limits, beams, 1, penalty)
-            for batch in translate_lines(progress, lines, options, watch, self.limits):
-                translated += batch
+            for place in range(0, len(lines), LINES_OF_BATCH):
+                batch = progress.search(lines[place : place + LINES_OF_BATCH], options, watch, self.limits)
+                translated += [translation.text for translation in batch]
                 yield HTML.file_progress(len(translated), len(lines), time.monotonic() - start), ""
         except Ended as reason:
             ended = str(reason)
@@ -212,7 +213,7 @@ class Page:
 
     def about(self, name: Any) -> str:
         """Return the card of a model."""
-        return card_html(self.chosen(name)[0].card() or NO_CARD)
+        return card_html(self.chosen(name)[0].card or NO_CARD)
 
 
 # -- layout ------------------------------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ def build_page(models: Sequence[str | Path], loading: dict[str, Any] | None = No
             with gr.Tab("Inside") as tab:
                 add_inside_tab(page, tab)
             with gr.Tab("About") as tab:
-                model = add_model(page, "about-model", page.first(lambda model: model.card()))
+                model = add_model(page, "about-model", page.first(lambda model: model.card))
                 gr.on([tab.select, model.change], page.about, model, add_html(elem_id="card"), **AT_ONCE)
     blocks.queue(max_size=allowed.queue_size, default_concurrency_limit=allowed.parallel, api_open=False)
     return blocks

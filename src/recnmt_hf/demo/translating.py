@@ -42,32 +42,24 @@ class DemoModel:
     """A model of the page."""
 
     name: str
-    path: str
     translator: Translator
+    example: str  # sentence of the recorded evidence; empty without one
+    card: str  # Markdown without metadata; empty if there is none
 
     @cached_property
     def subject(self) -> Subject:
         """The view of its family's own mechanism; `UserError` if there is nothing to show."""
         return find_subject(self.translator.inspected_model().config)
 
-    @cached_property
-    def example(self) -> str:
-        """The example sentence of the recorded evidence; empty without one."""
-        with suppress(UserError):
-            return Evidence.load(self.path).example
-        return ""
-
-    def card(self) -> str:
-        """Return the Markdown of the card without its metadata; empty if there is none."""
-        path = Path(self.path) / CARD
-        return ModelCard.load(path, ignore_metadata_errors=True).text.strip() if path.is_file() else ""
-
 
 def load_models(paths: Sequence[str | Path], **settings: Any) -> list[DemoModel]:
     """Load the models of a page; `settings` are those of [`Translator.from_pretrained`]."""
-    folders = list(dict.fromkeys(map(folder_of_model, paths)))
-    translators = [Translator.from_pretrained(folder, **settings) for folder in folders]
-    return [DemoModel(*row) for row in zip(unique_names(folders), folders, translators, strict=True)]
+    folders, models = list(dict.fromkeys(map(folder_of_model, paths))), []
+    for name, folder in zip(unique_names(folders), folders, strict=True):
+        translator, card = Translator.from_pretrained(folder, **settings), Path(folder) / CARD
+        text = ModelCard.load(card, ignore_metadata_errors=True).text.strip() if card.is_file() else ""
+        models.append(DemoModel(name, translator, Evidence.load(folder).example, text))
+    return models
 
 
 def unique_names(paths: Sequence[str]) -> list[str]:
@@ -256,12 +248,3 @@ def read_upload(path: Path, limits: Limits) -> list[str]:
     for number, line in enumerate(lines, start=1):
         check_length(line, limits.max_characters, f"{name}, line {number}")
     return lines
-
-
-def translate_lines(
-    state: Progress, lines: Sequence[str], options: DecodingOptions, watch: Watch, limits: Limits
-) -> Iterator[list[str]]:
-    """Translate lines in batches, and yield the translations of each batch; raises as [`translate_text`]."""
-    for start in range(0, len(lines), LINES_OF_BATCH):
-        found = state.search(lines[start : start + LINES_OF_BATCH], options, watch, limits)
-        yield [translation.text for translation in found]
