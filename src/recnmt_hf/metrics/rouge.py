@@ -8,7 +8,7 @@ from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import regex
+import regex  # type: ignore[import-untyped]
 from sacrebleu.metrics.base import Metric as SacreMetric
 from sacrebleu.metrics.base import Score, Signature
 
