@@ -1,6 +1,5 @@
 """The console command and the scripts: the same functions, readable errors, the workflow from corpus to scores."""
 
-import io
 import json
 import os
 import select
@@ -36,17 +35,6 @@ def test_every_command_has_help(capsys):
             build_parser(command).parse_args([command, "--help"])
         assert stop.value.code == 0
         assert f"recnmt {command}" in capsys.readouterr().out
-
-
-def test_corpus_and_tokenizer(tmp_path, capsys):
-    assert (
-        call(capsys, "corpus", "-o", tmp_path, "--train", 50, "--validation", 5, "--test", 5, "--test-deep", 5)[0] == 0
-    )
-    assert len((tmp_path / "train.de").read_text().splitlines()) == 50
-    code, out, _ = call(
-        capsys, "tokenizer", tmp_path / "train.en", tmp_path / "train.de", "-o", tmp_path / "tok", "--kind", "word"
-    )
-    assert code == 0 and "symbols" in out and (tmp_path / "tok" / "tokenizer.json").is_file()
 
 
 def test_translate_score_evaluate(tmp_path, capsys, tiny_folder, texts):
@@ -123,17 +111,6 @@ def test_the_length_penalty_is_tuned_on_a_validation_set(tmp_path, capsys, tiny_
     first, second = json.loads((model / "evidence.json").read_text())["tests"]
     alpha = float(err.partition("length penalty ")[2].partition(":")[0])
     assert (first["decoding"]["length_penalty"], second["decoding"]["length_penalty"]) == (0.6, alpha)
-
-
-def test_translate_reads_standard_input(capsys, monkeypatch, tiny_folder, corpus):
-    lines = "\n".join(["", corpus["test"][0].en, ""]) + "\n"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
-    words = ("--device", "cpu", "--n-best", 2, "--beams", 2, "--max-length-extra", 2)
-    code, out, err = call(capsys, "translate", tiny_folder, *words)
-    assert code == 0, err
-    rows = [line.split(" ||| ") for line in out.splitlines()]
-    assert [row[0] for row in rows] == ["0", "1", "1", "2"] and rows[0][1] == ""
-    assert float(rows[1][3]) >= float(rows[2][3])
 
 
 def test_translate_answers_on_a_pipe(tiny_folder, monkeypatch):

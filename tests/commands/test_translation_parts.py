@@ -110,14 +110,6 @@ def test_continued_after_an_interruption(tiny_folder, texts, monkeypatch, capsys
     assert "kept" not in (texts.parent / "out").read_text()
 
 
-def test_a_missing_part_is_reported(tiny_folder, texts, monkeypatch, capsys):
-    monkeypatch.setattr(translation_parts, "PART", 5)
-    monkeypatch.setattr("os.replace", lambda source, target: os.rename(source, str(target).replace("02", "02.lost")))
-    command = ["translate", str(tiny_folder), "-i", str(texts), "-o", str(texts.parent / "out"), *OPTIONS]
-    assert main_of_two(command) == 2
-    assert "Run the same command again: finished" in capsys.readouterr().err and not (texts.parent / "out").exists()
-
-
 def test_processes_end_with_the_one_that_started_them():
     """Otherwise their late results would mix with those of the next command."""
     code = """

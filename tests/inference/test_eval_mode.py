@@ -28,20 +28,12 @@ PAIRS = [SentencePair(*pair) for pair in zip(SOURCES, TARGETS, strict=True)]
 SHORT = {"beams": 2, "max_new_tokens": 4}
 
 
-def ids(translator):
-    return [translator.encode_source(each) for each in SOURCES], [translator.encode_target(each) for each in TARGETS]
-
-
 # Functions and methods that run a model, by module or class: family of the model, and a call.
 ENTRIES = {
     "Translator.__call__": ("biarn_transformer", lambda t: t(SOURCES, **SHORT)),
     "Translator.translate": ("rnmt", lambda t: list(t.translate(SOURCES, alignments=True, **SHORT))),
     "Translator.score": ("onlstm_transformer", lambda t: t.score(SOURCES, TARGETS)),
-    "Translator.score_tokens": ("nmt_transformer", lambda t: t.score_tokens(*ids(t))),
-    "Translator.align_tokens": ("nmt_transformer", lambda t: t.align_tokens(*ids(t))),
-    "Translator.attention": ("nmt_transformer", lambda t: t.attention(*ids(t), None, None, 4096)),
     "ensemble_of.__call__": ("nmt_transformer", lambda t: ensemble_of([t, t])(SOURCES, **SHORT)),
-    "ensemble_of.score": ("nmt_transformer", lambda t: ensemble_of([t, t]).score(SOURCES, TARGETS)),
     "TranslationPipeline.__call__": (
         "nmt_transformer",
         lambda t: TranslationPipeline(t.model, t.tokenizer, device="cpu")(SOURCES, **SHORT),

@@ -33,22 +33,6 @@ def test_the_readme_shows_the_options(repository):
 # -- settings of generate ---
 
 
-def test_blocked_ngrams_and_penalties(translator, sentences):
-    """The settings reach generate, and the scores stay the model's own."""
-    plain = translator(sentences, beams=1, max_length_extra=20)
-    blocked = translator(sentences, beams=1, max_length_extra=20, generate={"no_repeat_ngram_size": 2})
-    pairs = [list(zip(each.hypotheses[0].tokens, each.hypotheses[0].tokens[1:], strict=False)) for each in blocked]
-    assert all(len(each) == len(set(each)) for each in pairs)
-    assert [each.text for each in plain] != [each.text for each in blocked]
-    penalised = translator(sentences, beams=1, max_length_extra=20, generate={"repetition_penalty": 5.0})
-    assert [each.text for each in penalised] != [each.text for each in plain]
-    for found in (blocked, penalised):
-        scores = translator.score(sentences, [each.hypotheses[0].tokens for each in found])
-        assert [each.log_prob for each in scores] == pytest.approx(
-            [each.hypotheses[0].log_prob for each in found], 1e-5
-        )
-
-
 def test_functions_get_the_number_of_the_sentence(translator, sentences):
     """Batches are sorted by length, and a text of two sentences is translated in parts."""
     some, every = translator.encode_target("Der Hund").ids, list(range(len(translator.target_tokenizer)))

@@ -107,18 +107,6 @@ def test_reference_paths_drop_sentences_too(translator, corpus, monkeypatch):
     assert [each.text for each in found] == [each.text for each in expected] and rows[-1] < rows[1]
 
 
-def test_prefixes_and_batches(translator, corpus, monkeypatch):
-    sentences = [pair.en for pair in corpus["test"][:9]]
-    prefixes = ["Der Hund", "", "Die", "", "", "Wir", "", "Das alte Haus", ""]
-    options = {"beams": 2, "max_length_extra": 4, "max_tokens": 300}
-    found, expected, _ = with_and_without(translator, monkeypatch, sentences, prefixes, **options)
-    assert [each.text for each in found] == [each.text for each in expected]
-    assert all(each.text.startswith(prefix) for each, prefix in zip(found, prefixes, strict=True))
-    unscored = list(translator.translate(sentences, None, prefixes, scores=False, **options))
-    assert [each.text for each in unscored] == [each.text for each in expected]
-    assert all(each.score != each.score for each in unscored)  # NaN
-
-
 @families_and_settings(["beams", "greedy", "early", "ngrams"])
 def test_searches_of_several_batches_go_on_together(translator, corpus, monkeypatch, name):
     """Also with limits of length, sources and beginnings of different lengths, and results are in order."""

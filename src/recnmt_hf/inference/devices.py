@@ -178,17 +178,6 @@ class Int8RecurrentLayer(nn.Module):
         return self.layer.run_steps(self.inputs(inputs.transpose(0, 1)), [state])[0].transpose(0, 1)
 
 
-def quantize_inputs(rnn: MaskedRNN) -> None:
-    """Replace the input matmuls of a recurrent layer by int8, except those of an LSTM, which is one fused kernel."""
-    names = ("forward_rnn", "backward_rnn")
-    layers: dict[str, Any] = {name: layer for name in names if (layer := getattr(rnn, name)) is not None}
-    if hasattr(rnn, "input_layers"):
-        rnn.input_layers = nn.ModuleList([linear_layer(one.weight_ih, one.bias) for one in layers.values()])
-    for name, layer in layers.items():
-        if type(layer) is RecurrentLayer and layer.cell != "lstm":
-            setattr(rnn, name, Int8RecurrentLayer(layer))
-
-
 def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
     """
     Return a copy of a model with dynamic quantization: weights in int8 with a scale for each row, inputs converted to
@@ -201,7 +190,13 @@ def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
         if hasattr(module, "step_layers"):
             add_step_layers(module)
         if isinstance(module, MaskedRNN):
-            quantize_inputs(module)
+            names = ("forward_rnn", "backward_rnn")
+            layers: dict[str, Any] = {name: layer for name in names if (layer := getattr(module, name)) is not None}
+            if hasattr(module, "input_layers"):
+                module.input_layers = nn.ModuleList([linear_layer(one.weight_ih, one.bias) for one in layers.values()])
+            for name, layer in layers.items():
+                if type(layer) is RecurrentLayer and layer.cell != "lstm":  # an LSTM is one fused kernel
+                    setattr(module, name, Int8RecurrentLayer(layer))
     # A module's attribute `read_layers` names the linear layers whose weights its fast path reads.
     parts = [one.get_submodule(name) for one in copied.modules() for name in getattr(one, "read_layers", ())]
     read = {layer for part in parts for layer in part.modules()}

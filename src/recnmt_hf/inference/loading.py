@@ -23,7 +23,7 @@ from .backends.onnx_model import OnnxBackend, OnnxModel
 from .backends.protocol import Backend
 from .backends.torch_model import EnsembleBackend, TorchBackend
 from .devices import Device, pack_weights, quantize_model, resolve_device
-from .model_settings import ModelTask, complete_token_ids, is_export, read_export_settings, read_model_task
+from .model_settings import ModelTask, is_export, read_export_settings, read_model_task, setting
 
 
 # Narrower models are slower in bfloat16 than in float32.
@@ -84,7 +84,8 @@ def load_model(
             model = load_complete(AutoModelForSeq2SeqLM, path, **kwargs)
         else:
             model = AutoModelForSeq2SeqLM.from_pretrained(path, ignore_mismatched_sizes=True, **kwargs)
-    complete_token_ids(model)
+    for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):
+        setattr(model.generation_config, name, setting(model, name))  # those that generation_config.json lacks
     if dtype == "fastest":
         has_instructions = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else has_bfloat16()
         is_wide = model.config.hidden_size >= LEAST_WIDTH

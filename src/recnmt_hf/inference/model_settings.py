@@ -51,12 +51,6 @@ def start_id(model: Any) -> int:
     return setting(model, "bos_token_id") if start is None else start
 
 
-def complete_token_ids(model: Any) -> None:
-    """Take from a model's configuration the token ids that its `generation_config.json` lacks."""
-    for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):
-        setattr(model.generation_config, name, setting(model, name))
-
-
 def setting(model: Any, name: str) -> Any:
     """Return a generation setting of a model; its configuration may contain those of older releases."""
     value = getattr(model.generation_config, name, None)
