@@ -190,8 +190,8 @@ def quantize_model(model: PreTrainedModel) -> PreTrainedModel:
         if hasattr(module, "step_layers"):
             add_step_layers(module)
         if isinstance(module, MaskedRNN):
-            names = ("forward_rnn", "backward_rnn")
-            layers: dict[str, Any] = {name: layer for name in names if (layer := getattr(module, name)) is not None}
+            sides = ("forward_rnn", "backward_rnn")
+            layers: dict[str, Any] = {name: layer for name in sides if (layer := getattr(module, name)) is not None}
             if hasattr(module, "input_layers"):
                 module.input_layers = nn.ModuleList([linear_layer(one.weight_ih, one.bias) for one in layers.values()])
             for name, layer in layers.items():
