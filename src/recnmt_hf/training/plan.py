@@ -304,8 +304,9 @@ def model_on_meta(plan: Plan) -> PreTrainedModel:
     vocabulary: dict[str, Any] = {}
     if not (plan.data.model.init_from or plan.data.tokenizers):
         sizes = [settings["vocab_size"] for settings in plan.data.vocabularies]
-        vocabulary = {"vocab_size": sizes[0], "decoder_vocab_size": sizes[-1]}
-        vocabulary["share_encoder_decoder_embeddings"] = len(sizes) == 1
+        vocabulary = {"vocab_size": sizes[0], "share_encoder_decoder_embeddings": len(sizes) == 1}
+        if len(sizes) > 1:
+            vocabulary["decoder_vocab_size"] = sizes[1]
     config = build_config(plan.data.model, **vocabulary)
     # The table of positions is made in float64 before the weights' dtype is applied.
     needed = 4 * 8 * config.max_position_embeddings * config.d_model if config.sides_with_positions else 0
