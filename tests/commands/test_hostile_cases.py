@@ -244,19 +244,6 @@ def test_trusted_code_runs(world, monkeypatch, capfd):
 # -- streams, interrupts and bugs ------------------------------------------------------------------------------
 
 
-def test_interrupt_loses_nothing(world, tmp_path, monkeypatch, capfd):
-    kept = tmp_path / "kept.de"
-    kept.write_text("an earlier translation\n")
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("recnmt_hf.commands.arguments.load_translator", stop)
-    assert main(["translate", "model", "-i", str(world / "one.en"), "-o", str(kept)]) == 130
-    assert capfd.readouterr().err.strip() == "recnmt translate: interrupted."
-    assert kept.read_text() == "an earlier translation\n" and [path.name for path in tmp_path.iterdir()] == ["kept.de"]
-
-
 @pytest.mark.parametrize(
     "error, code, sentence",
     [

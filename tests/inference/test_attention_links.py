@@ -4,12 +4,7 @@ import numpy as np
 import torch
 from user_errors import rejects
 
-from recnmt_hf.inference.results import (
-    choose_attention,
-    links_of_matrix,
-    links_of_tokens,
-    word_matrix,
-)
+from recnmt_hf.inference.results import choose_attention, links_of_matrix, links_of_tokens, word_matrix
 
 
 def test_matrix_of_words():

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import transformers
 from user_errors import rejects
 
 from recnmt_hf.commands.main import main
@@ -211,14 +210,3 @@ def test_a_call_warns_once(silent, warnings):
         "7 of 14 translations have less than a quarter of their source's letters (sentence numbers: 1, 3, 5, 7, 9, ...)"
     )
     assert warnings[0].startswith(expected)
-
-
-def test_the_pipeline_numbers_its_sentences(silent, warnings):
-    pipe = transformers.pipeline("recnmt-translation", silent.model, tokenizer=silent.tokenizer, device="cpu")
-    pipe.translator = silent
-    for _ in range(2):
-        pipe(["We sleep.", LONG, LONG], batch_size=2)
-    assert [each.split("(")[1].split(")")[0] for each in warnings] == ["sentence numbers: 2", "sentence numbers: 3"] * 2
-    warnings.clear()
-    pipe([LONG], on_long="truncate")
-    assert not warnings

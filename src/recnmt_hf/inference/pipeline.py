@@ -133,17 +133,9 @@ class TranslationPipeline(Pipeline):
 
 def pipeline(task: str | None = None, model: Any = None, *args: Any, **kwargs: Any) -> Any:
     """
-    Create a pipeline as `transformers.pipeline` does, also by the names that transformers 4 had for translation:
-    `"translation"`, or `"translation_xx_to_yy"` with the codes of source and target language, gives a
-    [`TranslationPipeline`].
-
-    Args:
-        task (`str`, *optional*): Name of the task.
-        model (`str`, `Path` or `PreTrainedModel`, *optional*): The model, or its folder or id.
-        *args, **kwargs: Passed on to `transformers.pipeline`.
-
-    Returns:
-        `Pipeline`: The pipeline, ready to be called with texts.
+    Create a pipeline as `transformers.pipeline` does, with its arguments, also by the names that transformers 4 had
+    for translation: `"translation"`, or `"translation_xx_to_yy"` with the codes of source and target language, gives a
+    [`TranslationPipeline`]. `model` may be the folder of a run.
     """
     create: Any = transformers.pipeline
     if pair := TASK_NAME.fullmatch(task or ""):
