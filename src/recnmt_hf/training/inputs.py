@@ -175,16 +175,17 @@ def load_shards(data: Preparation, tokenizers: TokenizerPair, trees: TreeEncoder
     shards = ShardedDataset(str(data.prepared), data.mixture)
     manifest = shards.manifest
     made = read_json(Path(str(data.prepared)) / TOKENIZER_SECTION) or data.tokenizer_settings
-    fingerprint = None if trees is None else trees.fingerprint()
-    old = {"dependency trees": manifest.get("trees"), "tokenizers": manifest["tokenizers"]}
-    new = {"dependency trees": fingerprint, "tokenizers": fingerprints(tokenizers)}
+    old: dict[str, Any] = {"dependency trees": manifest.get("trees"), "tokenizers": manifest["tokenizers"]}
+    new: dict[str, Any] = {"dependency trees": trees and trees.fingerprint(), "tokenizers": fingerprints(tokenizers)}
     for values, settings, section, corpora in (
         (old, manifest["settings"], made, [masked(corpus) for corpus, _ in manifest["corpora"]]),
         (new, asdict(data.shards), data.tokenizer_settings, [corpus.identity() for corpus in data.train]),
     ):
         values |= {f"data.{name}": settings.get(name) for name in asdict(data.shards)}
         values |= {f"tokenizer.{name}": section.get(name) for name in data.tokenizer_settings}
-        values |= {f"data.train[{number}]": corpus for number, corpus in enumerate(corpora)}
+        values["number of corpora in data.train"] = len(corpora)
+        for number, corpus in enumerate(corpora):
+            values |= {f"data.train[{number}].{name}": value for name, value in corpus.items()}
     if changes := changes_of(old, new):
         reason = "was prepared with another recipe; these differ (prepared -> recipe)"
         raise UserError(f"data.prepared {reason}: {'; '.join(changes.values())}.", field="data.prepared")
