@@ -221,6 +221,8 @@ def test_a_copy_of_a_corpus_keeps_its_secrets(tmp_path):
     for own in (corpus, copy):
         assert own.with_secret("source") == urls["source"] and own.with_secret("target")[0] == urls["target"][0]
         assert "zebra" not in f"{own} {asdict(own)} {own.identity()}"
+    second = Corpus(tsv="http://host/a?key=train"), Corpus(tsv="http://host/a?key=valid")
+    assert [own.with_secret("tsv")[-5:] for own in second] == ["train", "valid"]
     other = replace(copy, source="http://user:panda43@host/d")
     assert other.with_secret("source") == "http://user:panda43@host/d"
     assert replace(other, source="e").with_secret("source") == "e"

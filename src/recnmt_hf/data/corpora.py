@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
@@ -32,8 +32,6 @@ KINDS = ("source", "tsv", "jsonl", "dataset", "generated", "sacrebleu")
 # Fields that only corpora of certain kinds have.
 NEEDED = {"data_files": ["dataset"], "pair": ["sacrebleu"], "alignments": ["source"], "source_trees": ["source"]}
 NEEDED["tree_columns"] = ["dataset", "jsonl"]
-# URLs with secrets, by the form without them that fields, messages and files have.
-_secret_urls: dict[str, str] = {}
 GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
 
 
@@ -70,9 +68,21 @@ class Corpus:
     source_trees: str | None = option(None, "CoNLL-U file with the trees of `source`; spaces separate words")
     tree_columns: bool = option(False, "read sources from the columns source_tokens, source_heads and source_relations")
 
-    def __post_init__(self) -> None:
+    # Values of fields with secrets. As no field, `replace` passes it on, and `repr` and `asdict` do not show it.
+    secrets: InitVar[Mapping[str, Any] | None] = None
+
+    def __post_init__(self, secrets: Mapping[str, Any] | None) -> None:
+        kept: dict[str, Any] = {}
         for name in options_of(Corpus):
-            object.__setattr__(self, name, public_paths(getattr(self, name)))
+            value = plain_paths(getattr(self, name))
+            public, earlier = plain_paths(value, masked), (secrets or {}).get(name)
+            if public != value:
+                remember_secrets(str(value))
+                kept[name] = value
+            elif plain_paths(earlier, masked) == value != earlier:
+                kept[name] = earlier
+            object.__setattr__(self, name, public)
+        object.__setattr__(self, "secrets", kept)
         check_options(self)
         check_codes(self)
         kinds = [name for name in KINDS if getattr(self, name)]
@@ -91,9 +101,7 @@ class Corpus:
 
     def with_secret(self, name: str) -> Any:
         """Return the value of a field to open it: URLs with their secrets."""
-        value = getattr(self, name)
-        urls = [_secret_urls.get(url, url) for url in as_list(value)]
-        return urls if isinstance(value, list) else urls[0]
+        return vars(self)["secrets"].get(name, getattr(self, name))
 
     @property
     def has_trees(self) -> bool:
@@ -283,16 +291,12 @@ def as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def public_paths(value: Any) -> Any:
-    """Return a path as text, also in a list, and a URL without its secrets; any other value as it is."""
+def plain_paths(value: Any, of_url: Callable[[str], str] = str) -> Any:
+    """Return a path as text and a URL as `of_url` returns it, also in a list; any other value as it is."""
     if isinstance(value, (list, tuple)):
-        return list(map(public_paths, value))
+        return [plain_paths(each, of_url) for each in value]
     value = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(value, str) or not is_url(value) or (public := masked(value)) == value:
-        return value
-    remember_secrets(value)
-    _secret_urls[public] = value
-    return public
+    return of_url(value) if isinstance(value, str) and is_url(value) else value
 
 
 # One corpus or several, as public functions take them.
