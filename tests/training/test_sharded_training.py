@@ -15,6 +15,7 @@ from user_errors import rejects
 
 from recnmt_hf.commands.main import main
 from recnmt_hf.data.sharded import PooledBatchSampler
+from recnmt_hf.data.tokenizer_pair import TokenizerPair
 from recnmt_hf.training.callbacks import TRAINED
 from recnmt_hf.training.checkpoints import state_of
 from recnmt_hf.training.evidence import Evidence
@@ -194,6 +195,19 @@ def test_recipes_that_do_not_fit(prepared, tmp_path, changes, field):
     recipe["data"] |= changes
     with rejects(field=field):
         train(Recipe(**recipe), tmp_path / "run")
+
+
+def test_tokenizers_of_a_killed_preparation_are_replaced(tmp_path):
+    """That of the target was written, the source's was not: a joint one must not be read beside it."""
+    recipe, data = plan(), tmp_path / "data"
+    for joint in (False, True):
+        recipe["tokenizer"]["joint"] = joint
+        (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+        assert main(["prepare", str(tmp_path / "recipe.json"), "-o", str(data), "--workers", "1"]) == 0
+        assert TokenizerPair.load(data, source_subfolder="tokenizer").is_joint == joint
+        for path in data.iterdir():
+            if path.name not in ("target_tokenizer", "tokenizer_section.json"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def test_the_command_prints_what_was_removed(tmp_path, capsys):
