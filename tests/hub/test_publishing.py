@@ -516,7 +516,8 @@ def test_nothing_is_written_through_links_of_a_model_folder(tmp_path, place):
 
 
 def test_damaged_evidence_is_rejected(tmp_path):
-    for content in (b"", b'{"model": {', bytes(range(256)), b"[1]", b"[" * 100_000, b'{"tests": [{"scores": 1}]}'):
+    broken = (b"", b'{"model": {', bytes(range(256)), b"[1]", b"[" * 100_000, b'{"tests": [{"scores": 1}]}')
+    for content in (*broken, b'{"model": {"type": "\\ud800"}}'):  # the last one could be read, but not saved again
         (tmp_path / "evidence.json").write_bytes(content)
         with rejects(str(tmp_path / "evidence.json")):
             Evidence.load(tmp_path)
