@@ -320,6 +320,8 @@ def test_an_overwritten_run_stays_if_the_new_one_cannot_start(finished, run, tmp
     settings["data"] = {**settings["data"], **wrong}
     with rejects("contains no sentence pairs"):
         train(Recipe(**settings), run, overwrite=True)
+    with rejects(field=str(run / "model")):  # or it would start from what it has deleted
+        train(small(finished, model={"init_from": str(run / "model")}), run, overwrite=True)
     assert contents(run) == before
     with (
         mock.patch("recnmt_hf.training.run.TranslationTrainer.train", side_effect=InterruptedError),

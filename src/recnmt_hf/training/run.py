@@ -28,7 +28,7 @@ from ..inference.devices import keep_freed_memory
 from ..options import stated
 from . import checkpoints
 from .building import stage_configs
-from .checkpoints import BASELINE, FINAL, MANIFEST, PARTIAL_FINAL, RECIPE, RECORD, mapping_in, steps_of
+from .checkpoints import BASELINE, DATA, FINAL, MANIFEST, PARTIAL_FINAL, RECIPE, RECORD, mapping_in, steps_of
 from .finishing import finish
 from .inputs import Inputs, changes_of, prepare_inputs
 from .plan import Plan, Stage, dry_run, identity_of, values_of
@@ -73,6 +73,8 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
         checkpoint = processes.on_main(claim)
         plan = Plan.of(recipe, folder, checkpoint)
         dry_run(plan)
+        if overwrite and not resume:
+            refuse_own_files(plan)
         if checkpoint is not None:
             processes.on_main(partial(check_recipe, plan, checkpoint))
         set_seed(plan.arguments.seed)
@@ -114,6 +116,17 @@ def checkpoint_to_resume(output_dir: Path) -> Path | None:
     checkpoint = next(filter(None, newest), None)
     logger.info(f"Resuming from {checkpoint}." if checkpoint else "No complete checkpoint: training from the start.")
     return checkpoint
+
+
+def refuse_own_files(plan: Plan) -> None:
+    """Raise `UserError` if a run starts from files of the run that it overwrites."""
+    used = [plan.data.model.init_from, *plan.data.tokenizers]
+    used += [file for _, corpus in plan.data.places for file in corpus.local_files()]
+    folder = plan.output_dir.resolve()
+    for path in filter(None, used):
+        place = Path(path).resolve()
+        if place.is_relative_to(folder) and not place.is_relative_to(folder / DATA):
+            raise UserError(f"The run needs {path}, which --overwrite would delete.", field=path)
 
 
 def report(plan: Plan, inputs: Inputs, config: Any, checkpoint: Path | None, processes: Processes) -> None:
