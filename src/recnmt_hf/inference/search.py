@@ -307,11 +307,12 @@ class BeamSearch(GreedySearch):
             logits, are_log_probs = self.processors(self.running.flatten(0, 1)[:, :length], scores), True
         vocabulary = logits.shape[-1]
         at_a_time = max(SCORES_AT_A_TIME // (beams * vocabulary), 1) if logits.device.type == "cpu" else sentences
-        parts = zip(logits.split(at_a_time * beams), self.running_scores.split(at_a_time), strict=True)
-        found = []
-        for part, before in parts:
-            scores = (part if are_log_probs else part.log_softmax(-1)).view(-1, beams, vocabulary)
-            found.append(best_continuations(scores, before, self.continuations))
+
+        def continue_part(part: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            scores = part if are_log_probs else part.log_softmax(-1)
+            return best_continuations(scores.view(-1, beams, vocabulary), before, self.continuations)
+
+        found = map(continue_part, logits.split(at_a_time * beams), self.running_scores.split(at_a_time))
         best, source, tokens = (torch.cat(column) for column in zip(*found, strict=True))
         continued = self.running.gather(1, source[:, :, None].expand(-1, -1, self.running.shape[2]))
         continued[:, :, length] = tokens
