@@ -12,7 +12,7 @@ from recnmt_hf import Translator
 from recnmt_hf.analysis.global_state import global_state
 from recnmt_hf.analysis.plots import heat_maps
 from recnmt_hf.analysis.recurrence import recurrence_attention
-from recnmt_hf.analysis.recurrent_positions import SidePositions, positions_to_tsv, recurrent_positions
+from recnmt_hf.analysis.recurrent_positions import SidePositions, recurrent_positions
 from recnmt_hf.analysis.relations import relation_scores
 from recnmt_hf.analysis.subjects import SUBJECTS, find_subject, load_function
 from recnmt_hf.analysis.syntactic_distance import SyntacticDistances, nodes, syntactic_distances
@@ -192,17 +192,13 @@ def test_a_sentence_is_split_where_the_memory_is_closed_most():
     ]
 
 
-def test_a_table_by_distance():
+def test_similarities_by_distance():
     recurrent = np.array([[1.0, 0.5, -0.25], [0.5, 1.0, 0.1], [-0.25, 0.1, 1.0]])
     absolute = np.array([[1.0, 0.9, 0.8], [0.9, 1.0, 0.9], [0.8, 0.9, 1.0]])
-    sides = [SidePositions("source", list("abc"), recurrent, absolute), SidePositions("target", ["a"], recurrent, None)]
-    sides.append(SidePositions("target", list("ab"), recurrent[:2, :2], None))
-    assert positions_to_tsv(sides).splitlines() == [
-        "side\tdistance\tpairs\tposition\trecurrent\tleast\tlargest",
-        "source\t1\t2\t0.900000\t0.300000\t0.100000\t0.500000",
-        "source\t2\t1\t0.800000\t-0.250000\t-0.250000\t-0.250000",
-        "target\t1\t1\t\t0.500000\t0.500000\t0.500000",
-    ]
+    rows = SidePositions("source", list("abc"), recurrent, absolute).by_distance()
+    assert rows == pytest.approx(np.array([[1, 0.9, 0.3, 0.1, 0.5], [2, 0.8, -0.25, -0.25, -0.25]]))
+    assert SidePositions("target", ["a"], recurrent, None).by_distance() == []
+    assert SidePositions("target", list("ab"), recurrent[:2, :2], None).by_distance() == [(1, None, 0.5, 0.5, 0.5)]
 
 
 # -- tables and pictures -----------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,10 +14,6 @@ from ..inference.backends.torch_model import shift_right
 from ..inference.translator import Translator
 from . import plots
 from .sentences import cells, lacks, run_pair, token_names
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @dataclass
@@ -43,16 +38,6 @@ class SidePositions:
             least, largest = float(recurrent.min()), float(recurrent.max())
             rows.append((distance, absolute, float(recurrent.mean()), least, largest))
         return rows
-
-
-def positions_to_tsv(sides: list[SidePositions]) -> str:
-    """Return a row per side and distance: cosine of position embeddings, and of recurrent ones with its range."""
-    rows = [["side", "distance", "pairs", "position", "recurrent", "least", "largest"]]
-    for side in sides:
-        for distance, absolute, *recurrent in side.by_distance():
-            position = [""] if absolute is None else cells([absolute])
-            rows.append([side.name, str(distance), str(len(side.tokens) - distance), *position, *cells(recurrent)])
-    return tsv(rows)
 
 
 def cosines(vectors: torch.Tensor) -> np.ndarray:
@@ -102,23 +87,19 @@ def similarities_by_distance(path: str | Path, sides: Sequence[SidePositions]) -
                 axis.set_title(f"{side.name}: {kind} embeddings")
                 plots.label_cells(axis, side.tokens, side.tokens)
             figure.colorbar(image, ax=axes, shrink=0.8, label="cosine")
-            add_curves_by_distance(figure.add_subplot(grid[2 * row + 1, :]), side)
-
-
-def add_curves_by_distance(axis: Axes, side: SidePositions) -> None:
-    """Plot the similarity of the tokens of a side by their distance."""
-    axis.set_title(f"{side.name}: mean by distance, and range of the recurrent embeddings")
-    if distances := side.by_distance():
-        places, absolute, means, least, largest = zip(*distances, strict=True)
-        axis.fill_between(places, least, largest, color=plots.MAIN, alpha=0.2, linewidth=0)
-        axis.plot(places, means, color=plots.MAIN, label="recurrent embeddings")
-        if side.absolute is not None:
-            axis.plot(places, absolute, color=plots.ACCENT, linestyle="--", label="position embeddings")
-        axis.legend(loc="lower left", ncols=2)
-    axis.set_ylim(-1.05, 1.05)
-    plots.count_whole(axis)
-    axis.set_xlabel("distance (tokens)")
-    axis.set_ylabel("cosine")
+            axis = figure.add_subplot(grid[2 * row + 1, :])
+            axis.set_title(f"{side.name}: mean by distance, and range of the recurrent embeddings")
+            if distances := side.by_distance():
+                places, absolute, means, least, largest = zip(*distances, strict=True)
+                axis.fill_between(places, least, largest, color=plots.MAIN, alpha=0.2, linewidth=0)
+                axis.plot(places, means, color=plots.MAIN, label="recurrent embeddings")
+                if side.absolute is not None:
+                    axis.plot(places, absolute, color=plots.ACCENT, linestyle="--", label="position embeddings")
+                axis.legend(loc="lower left", ncols=2)
+            axis.set_ylim(-1.05, 1.05)
+            plots.count_whole(axis)
+            axis.set_xlabel("distance (tokens)")
+            axis.set_ylabel("cosine")
 
 
 def inspect_positions(
@@ -130,6 +111,11 @@ def inspect_positions(
     """
     sides = recurrent_positions(translator, sentence, target)
     if output is None:
-        return positions_to_tsv(sides)
+        rows = [["side", "distance", "pairs", "position", "recurrent", "least", "largest"]]
+        for side in sides:
+            for distance, absolute, *recurrent in side.by_distance():
+                position = [""] if absolute is None else cells([absolute])
+                rows.append([side.name, str(distance), str(len(side.tokens) - distance), *position, *cells(recurrent)])
+        return tsv(rows)
     similarities_by_distance(output, sides)
     return f"{output}: {', '.join(f'{len(side.tokens)} {side.name} tokens' for side in sides)}\n"
