@@ -53,7 +53,7 @@ def save(model, tokenizer, folder):
     return folder
 
 
-def marian(folder, pieces, tags=(">>deu<<", ">>fra<<"), separate=False):
+def marian(folder, pieces, tags=(">>deu<<", ">>fra<<"), separate=False, **fields):
     """
     OPUS-MT: SentencePiece files and a vocabulary with tags, which ends in the padding token; or without tags, and with
     a vocabulary of the target in reverse order.
@@ -72,9 +72,8 @@ def marian(folder, pieces, tags=(">>deu<<", ">>fra<<"), separate=False):
         reverse = {token: id if id < 2 or id == pad else pad + 1 - id for token, id in vocabulary.items()}
         (folder / "target_vocab.json").write_text(json.dumps(reverse))
         sizes = {"decoder_vocab_size": len(vocabulary), "share_encoder_decoder_embeddings": False}
-    config = transformers.MarianConfig(
-        vocab_size=len(vocabulary), pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=0, **SIZES, **sizes
-    )
+    sizes |= {"vocab_size": len(vocabulary), "pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0}
+    config = transformers.MarianConfig(**SIZES, **sizes, **fields)
     model = transformers.MarianMTModel(config)
     generation = {"bad_words_ids": [[pad]], "forced_eos_token_id": 0, "num_beams": 2}
     model.generation_config.update(**generation)

@@ -1,8 +1,8 @@
 """MarianMT models taken over: the same logits, translations and scores."""
 
 import itertools
-import json
 
+import foreign_models
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -107,54 +107,13 @@ def test_damaged_weights_are_refused(tmp_path):
 # -- folders -----------------------------------------------------------------------------------------------------------
 
 
-def pieces(path, texts, size):
-    """A SentencePiece model trained on texts."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    settings = {"model_prefix": str(path.with_suffix("")), "vocab_size": size, "minloglevel": 2, "num_threads": 1}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts), **settings)
-    path.with_suffix(".model").rename(path)
-    path.with_suffix(".vocab").unlink()
-    model = sentencepiece.SentencePieceProcessor(str(path))
-    return [model.id_to_piece(i) for i in range(len(model))]
-
-
-def opus_folder(folder, corpus, separate=False, **fields):
-    """A folder as OPUS-MT publishes it: SentencePiece files, and a vocabulary that ends in the padding token."""
-    folder.mkdir()
-    source = pieces(folder / "source.spm", [pair.en for pair in corpus["train"]], 120)
-    target = pieces(folder / "target.spm", [pair.de for pair in corpus["train"]], 150)
-    controls = ("<unk>", "<s>", "</s>")
-
-    def vocabulary(*sides):
-        found = ["</s>", "<unk>", *dict.fromkeys(each for side in sides for each in side if each not in controls)]
-        return {token: number for number, token in enumerate([*found, "<pad>"])}
-
-    if separate:
-        symbols = [vocabulary(source), vocabulary(target)]
-        # One padding id for both sides.
-        room = max(map(len, symbols)) - 1
-        symbols = [{**each, "<pad>": room} for each in symbols]
-        for each in symbols:
-            each.update({f"<empty{number}>": number for number in range(len(each) - 1, room)})
-        (folder / "target_vocab.json").write_text(json.dumps(symbols[1]))
-    else:
-        symbols = [vocabulary(source, target)] * 2
-    (folder / "vocab.json").write_text(json.dumps(symbols[0]))
-    about = {"source_lang": "en", "target_lang": "de", **({"separate_vocabs": True} if separate else {})}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
-    pad = symbols[0]["<pad>"]
-    settings = {**BASE, "vocab_size": len(symbols[0]), "pad_token_id": pad, "decoder_start_token_id": pad}
-    if separate:
-        settings |= {"decoder_vocab_size": len(symbols[1]), "share_encoder_decoder_embeddings": False}
+def opus_folder(folder, corpus, **fields):
+    """A folder as OPUS-MT publishes it, and its model."""
+    file = folder.with_suffix(".spm")
+    pieces = foreign_models.train_pieces(file, [text for pair in corpus["train"] for text in pair[:2]])
     torch.manual_seed(5)
-    model = MarianMTModel(MarianConfig(**settings, **fields))
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            torch.nn.init.normal_(parameter, std=0.25)
-    generation = {"num_beams": 3, "max_length": 40, "bad_words_ids": [[pad]], "forced_eos_token_id": 0}
-    model.generation_config.update(**generation)
-    model.save_pretrained(folder)
-    return model.eval()
+    foreign_models.marian(folder, {"pieces": pieces, "file": file}, tags=(), **fields)
+    return MarianMTModel.from_pretrained(folder).eval()
 
 
 @pytest.fixture(scope="module", params=[{}, {"separate": True}, {"tie_word_embeddings": False}], ids=str)
@@ -175,14 +134,15 @@ def test_imported_folder_translates_as_the_original(imported, corpus):
     own = AutoTokenizer.from_pretrained(folder)
     found = own(texts, return_tensors="pt", padding=True)
     assert torch.equal(found["input_ids"], inputs["input_ids"])
-    expected = marian.generate(**inputs)
-    assert torch.equal(model.generate(**found), expected) and model.generation_config.num_beams == 3
+    expected = marian.generate(**inputs, max_new_tokens=39)
+    assert torch.equal(model.generate(**found, max_new_tokens=39), expected)
+    assert model.generation_config.num_beams == 2
     target = tokenizer(text_target=[pair.de for pair in corpus["test"][:6]], return_tensors="pt", padding=True)
     logits = [each(**inputs, decoder_input_ids=target["input_ids"]).logits for each in (marian, model)]
     torch.testing.assert_close(*logits, atol=1e-5, rtol=0)
 
     translator = recnmt_hf.Translator.from_pretrained(folder)
-    settings = {"num_beams": 3, "length_penalty": 1.0, "length_penalty_type": "hf", "max_new_tokens": 39}
+    settings = {"num_beams": 2, "length_penalty": 1.0, "length_penalty_type": "hf", "max_new_tokens": 39}
     settings |= {"bad_words_ids": [[marian.config.pad_token_id]]}
     translations = translator(texts, **settings)
     decoded = tokenizer.batch_decode(expected, skip_special_tokens=True)
