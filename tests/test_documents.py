@@ -117,9 +117,3 @@ def test_links_lead_somewhere(repository):
         for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
             if not target.startswith("http"):
                 assert (document.parent / target).exists(), (document.name, target)
-
-
-def test_files_named_in_the_text_exist(repository):
-    for document in documents(repository):
-        for name in re.findall(r"`((?:scripts|tests|src|model_cards|\.github)/[\w./-]*)`", document.read_text()):
-            assert (repository / name).exists(), (document.name, name)

@@ -5,7 +5,6 @@ import graphlib
 import importlib
 import importlib.util
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from recnmt_hf.families import FAMILIES
 
 # Most lines of each package, and of all others together.
 BUDGET = {
-    **{"models": 9550, "training": 3750, "data": 4050, "inference": 3350, "hub": 2075, "commands": 1600},
+    **{"models": 9550, "training": 3750, "data": 3650, "inference": 3350, "hub": 2075, "commands": 1600},
     "others": 4425,
 }
 # The packages that each package may import.
@@ -260,9 +259,3 @@ def test_modules_import_each_other_without_cycles(repository):
                 graph[name].update(alias.name for alias in node.names)
     order = list(graphlib.TopologicalSorter(graph).static_order())  # the error contains the cycle
     assert order.index("recnmt_hf.inference.backends.protocol") < order.index("recnmt_hf.inference.translator")
-
-
-def test_nothing_checks_for_model_types_in_shared_files(repository):
-    for path in (repository / "src" / "recnmt_hf" / "models").glob("*.py"):
-        text = path.read_text()
-        assert "model_type ==" not in text and not re.search(r"isinstance\([^)]*Config\)", text), path.name

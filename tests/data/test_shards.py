@@ -455,12 +455,8 @@ def test_lines_that_cannot_be_used_are_named(tokenizers, tmp_path):
             prepare_shards([Corpus(source=source, target=target)], tokenizers, tmp_path / str(number), settings())
 
 
-def copied(prepared, tmp_path):
-    return shutil.copytree(prepared, tmp_path / "copy")
-
-
 def test_missing_truncated_and_altered_shards(prepared, tmp_path):
-    folder = copied(prepared, tmp_path)
+    folder = shutil.copytree(prepared, tmp_path / "copy")
     shard = folder / "shards" / "000-000002.arrow"
     content = shard.read_bytes()
     shard.write_bytes(content[:-8])
@@ -483,8 +479,8 @@ def test_missing_truncated_and_altered_shards(prepared, tmp_path):
         ShardedDataset(folder)
 
 
-def test_a_folder_of_other_settings(prepared, files, tokenizers, tmp_path):
-    folder = copied(prepared, tmp_path)
+def test_a_folder_of_other_settings(prepared, files, tokenizers, tmp_path, monkeypatch):
+    folder = shutil.copytree(prepared, tmp_path / "copy")
     before = contents(folder)
     with rejects(field=str(folder)):
         prepare_shards([text_corpus(files)], tokenizers, folder, settings())
@@ -492,12 +488,7 @@ def test_a_folder_of_other_settings(prepared, files, tokenizers, tmp_path):
     (folder / "manifest.json").write_text("{")  # damaged, so it is made again
     prepare_shards([text_corpus(files)], tokenizers, folder, settings(on_empty="skip", max_source_length=60))
     assert contents(folder) == before
-
-
-def test_nothing_is_made_again(prepared, files, tokenizers, tmp_path, monkeypatch):
-    monkeypatch.setattr(ShardMaker, "make", None)
-    manifest = prepare_shards(
-        [text_corpus(files)], tokenizers, prepared, settings(on_empty="skip", max_source_length=60)
-    )
-    written = json.loads((prepared / "manifest.json").read_text())
+    monkeypatch.setattr(ShardMaker, "make", None)  # nothing is made again
+    manifest = prepare_shards([text_corpus(files)], tokenizers, folder, settings(on_empty="skip", max_source_length=60))
+    written = json.loads((folder / "manifest.json").read_text())
     assert manifest == {name: value for name, value in written.items() if name != "checksum"}

@@ -241,21 +241,6 @@ def test_relations_are_counted_saved_and_loaded(tmp_path):
         Relations.load(tmp_path)
 
 
-def test_relations_of_a_model_on_the_hub(tmp_path, monkeypatch):
-    Relations(("<unk>", "root", "<piece>")).save(tmp_path)
-    requests = []
-
-    def has_file(name, file, **place):
-        requests.append((name, file, place))
-        return name == "user/trees"
-
-    monkeypatch.setattr("transformers.utils.has_file", has_file)
-    monkeypatch.setattr("transformers.utils.cached_file", lambda name, file, **place: str(tmp_path / file))
-    assert Relations.load("user/trees", revision="v1", dtype="float32").names == ("<unk>", "root", "<piece>")
-    assert Relations.load("user/plain") is None
-    assert requests[0] == ("user/trees", "relations.json", {"revision": "v1"})
-
-
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 RELATIONS = Relations(("<unk>", "nsubj", "det", "<piece>"))

@@ -144,11 +144,8 @@ def refuse_inputs(path: str | Path | None, inputs: Iterable[str | Path | None]) 
 def lock(path: Path, wait: float = 0.0, field: object = None) -> Iterator[OSError | None]:
     """
     Hold a lock file, which names this process. The system releases the lock when the process ends, even when it is
-    killed. Forked processes do not inherit it. It excludes other locks only; the files can still be read. Yield `None`,
-    or the error of a file system that does not support locks.
-
-    If another process still holds the lock after `wait` seconds, raise [`LockedError`] about `field` (by default
-    `path`), which names the owner. `OSError` if the lock file cannot be created.
+    killed. Forked processes do not inherit it. Yield `None`, or the error of a file system that does not support locks.
+    [`LockedError`] about `field` (by default `path`), with the owner, if it is still held after `wait` seconds.
     """
     own = FileLock(path, wait, thread_local=False, fallback_to_soft=False, on_acquired=write_owner)
     unsupported = None

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
+from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 from .._plain_text import is_blank
 from ..errors import UserError
@@ -60,25 +60,22 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
 def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
     """Open a file, a URL or standard input (`None`) to read; gzip and Zstandard are decompressed."""
     opened: Any
+    content: Any
     if path is None:
         stream: Any = sys.stdin.buffer
         opened = nullcontext(stream if hasattr(stream, "peek") else io.BufferedReader(stream))  # it stays open
     else:
         opened = open_url(str(path)) if is_url(path) else open(path, "rb")  # noqa: SIM115
     with opened as file:
-        start = file.peek(4)[:4]
+        start, content = file.peek(4)[:4], nullcontext(file)
         if GZIP.match(start):
-            with gzip.open(file) as decompressed:
-                yield cast(IO[bytes], decompressed)
+            content = gzip.open(file)  # noqa: SIM115
         elif ZSTD.match(start):
             import pyarrow as pa
 
-            # pyarrow's streams are raw files in all but name.
-            raw = cast(io.RawIOBase, pa.CompressedInputStream(pa.PythonFile(file), "zstd"))
-            with io.BufferedReader(raw) as decompressed_zstd:
-                yield cast(IO[bytes], decompressed_zstd)
-        else:
-            yield file
+            content = io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file), "zstd"))
+        with content as stream:
+            yield stream
 
 
 def is_url(path: str | Path) -> bool:
