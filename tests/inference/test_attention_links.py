@@ -1,10 +1,10 @@
-"""From attention to links: words of tokens, layers and heads, and tokens without a link."""
+"""From attention to links: words of tokens, layers and heads."""
 
 import numpy as np
 import torch
 from user_errors import rejects
 
-from recnmt_hf.inference.results import choose_attention, links_of_matrix, links_of_tokens, word_matrix
+from recnmt_hf.inference.results import choose_attention, links_of_matrix, word_matrix
 
 
 def test_matrix_of_words():
@@ -35,20 +35,3 @@ def test_links_of_rows():
     nothing = word_matrix(np.ones((1, 2)), [None, None], [None], (0, 0))
     assert nothing.shape == (0, 1) and links_of_matrix(nothing) == []
     np.testing.assert_allclose(word_matrix(np.ones((3, 2)), [None, None], [0, 0, None], (0, 1)), [[2.0]])
-
-
-def test_links_between_tokens():
-    """Control tokens have no links, nor has padding."""
-    attention = torch.zeros(2, 1, 3, 4)
-    for sentence, row, column in ((0, 0, 1), (0, 1, 0), (0, 2, 2), (1, 0, 3), (1, 1, 1), (1, 2, 0)):
-        attention[sentence, 0, row, column] = 1.0
-    attention[1, 0, 0, 0] = 0.5
-    sources, targets = [[5, 6, 2], [7, 2]], [[8, 9, 10], [8, 3]]
-    rows = [attention[0, 0, :, :3].numpy(), attention[1, 0, :2, :2].numpy()]
-
-    def links(controls):
-        return [links_of_tokens(*pair, controls) for pair in zip(rows, sources, targets, strict=True)]
-
-    assert links(({2}, {3})) == [[(1, 0), (0, 1)], [(0, 0)]]
-    assert links(({6}, {8})) == [[(0, 1), (2, 2)], [(1, 1)]]
-    assert links_of_tokens(np.array([[0.1, 0.2, 0.7]]), [5, 6, 7], [8], ({2}, {3})) == [(2, 0)]

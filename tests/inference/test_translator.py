@@ -1,6 +1,5 @@
 """Translating: penalties, order, n-best, lengths, empty and long input; scores equal those of translating."""
 
-import itertools
 import json
 import math
 import shutil
@@ -75,19 +74,6 @@ def test_order_and_batches_do_not_matter(translator, sentences):
     small = translator(sentences, beams=3, max_length_extra=5, max_tokens=1, buffer=5)
     for a, b in zip(whole, small, strict=True):
         assert a.text == b.text and a.score == pytest.approx(b.score, abs=1e-9)
-
-
-def test_iterators_are_read_a_buffer_at_a_time(translator, sentences):
-    stream = itertools.cycle(sentences)
-    first = list(itertools.islice(translator.translate(stream, beams=1, buffer=3, max_length_extra=3), 4))
-    assert [t.source for t in first] == sentences[:4]
-
-
-def test_empty_sentences_have_empty_translations(translator, sentences):
-    found = translator(["", sentences[0], "   "], max_length_extra=5)
-    assert [bool(t.text) for t in found] == [False, True, False]
-    assert found[0].score == 0.0 and found[1].text == translator(sentences[0], max_length_extra=5)[0].text
-    assert translator([]) == []
 
 
 def test_long_sentences_are_rejected_or_split(translator, sentences):

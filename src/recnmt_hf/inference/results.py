@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -211,12 +211,3 @@ def links_of_matrix(matrix: np.ndarray) -> list[tuple[int, int]]:
     """
     end = matrix.shape[1] - 1
     return [(int(best), j) for j, best in enumerate(matrix.argmax(axis=1)) if best < end and matrix[j].any()]
-
-
-def links_of_tokens(
-    weights: np.ndarray, source: Sequence[int], target: Sequence[int], controls: tuple[Collection[int], Collection[int]]
-) -> list[tuple[int, int]]:
-    """Return the links between tokens, as [`links_of_matrix`]. `controls` are ids of source and target without link."""
-    sides = zip((source, target), controls, strict=True)
-    source_words, target_words = ([None if id in ids else i for i, id in enumerate(side)] for side, ids in sides)
-    return links_of_matrix(word_matrix(weights, source_words, target_words, (len(source), len(target))))

@@ -33,7 +33,6 @@ from .results import (
     WordAlignment,
     choose_attention,
     links_of_matrix,
-    links_of_tokens,
     word_matrix,
 )
 
@@ -333,9 +332,14 @@ class Translator:
         self, sources: TokenRows, targets: TokenRows, layer: int | str | None = None, max_tokens: int = 4096
     ) -> list[list[tuple[int, int]]]:
         """Return links between tokens, at most one for each target token; the rule is that of [`align_pairs`]."""
+        attention = self.attention(sources, targets, layer, None, max_tokens)
         controls = self.codec.control_ids[0], self.codec.control_ids[1] | end_ids(self.model)
-        rows = zip(self.attention(sources, targets, layer, None, max_tokens), sources, targets, strict=True)
-        return [links_of_tokens(weights, source.ids, target.ids, controls) for weights, source, target in rows]
+        links = []
+        for weights, *pair in zip(attention, sources, targets, strict=True):
+            sides = zip(pair, controls, strict=True)
+            read, written = ([None if id in ids else i for i, id in enumerate(side.ids)] for side, ids in sides)
+            links.append(links_of_matrix(word_matrix(weights, read, written, (len(read), len(written)))))
+        return links
 
     def attention(
         self, sources: TokenRows, targets: TokenRows, layer: int | str | None, head: int | None, max_tokens: int
