@@ -68,33 +68,6 @@ def test_unshuffled_is_sorted_and_keeps_the_order_of_equal_lengths():
     assert lengths == sorted(lengths)
 
 
-@pytest.mark.parametrize(
-    "source, target, limits",
-    [
-        (3, 1, {"max_tokens": 9}),
-        (1, 3, {"max_tokens": 9}),
-        (3, 3, {"max_tokens": 100, "max_sentences": 3}),
-        (3, 1, {"max_tokens": 100, "max_squared_tokens": 27}),
-    ],
-    ids=["source", "target", "sentences", "squared"],
-)
-def test_a_batch_may_fill_its_budget_exactly(source, target, limits):
-    batches = list(TokenBatchSampler([source] * 7, [target] * 7, shuffle=False, **limits))
-    assert batches == [[0, 1, 2], [3, 4, 5], [6]]
-
-
-def test_batches_of_a_multiple():
-    """Counted from where the batch begins; batches of fewer sentences stay as they are."""
-    source, target = [1] * 3 + [10] * 12, [30] * 3 + [1] * 12
-    made = TokenBatchSampler(source, target, max_tokens=90, multiple=4, shuffle=False)
-    assert [len(batch) for batch in made] == [3, 8, 4]
-    source, target = [1] * 3 + [30] * 6, [30] * 9
-    made = TokenBatchSampler(source, target, max_tokens=90, multiple=4, shuffle=False)
-    assert [len(batch) for batch in made] == [3, 3, 3]
-    for batch in list(sampler(multiple=8, shuffle=False))[:-1]:
-        assert len(batch) < 8 or len(batch) % 8 == 0
-
-
 def test_wrong_demands():
     for lengths, processes in (([], 1), ([3], 2)):
         with rejects("too few"):
