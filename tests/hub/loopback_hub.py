@@ -153,11 +153,6 @@ class Handler(BaseHTTPRequestHandler):
                 return
             self.answer(200, entries)
 
-    def refs(self, body, name):
-        if found := self.repository(name):
-            entries = [{"name": n, "ref": f"refs/heads/{n}", "targetCommit": s} for n, s in found[0].revisions.items()]
-            self.answer(200, {"branches": entries, "tags": [], "converts": []})
-
     def preupload(self, body, name, revision):
         if found := self.repository(name, revision):
             files = []
@@ -228,9 +223,8 @@ class Handler(BaseHTTPRequestHandler):
     def collect(self, body, slug):
         self.hub.collections.append((slug, json.loads(body)["item"]["id"]))
         about = {"slug": slug, "title": slug, "owner": {"name": "tester"}, "items": [], "private": False}
-        self.answer(
-            200, {**about, "lastUpdated": "2026-01-01T00:00:00.000Z", "theme": "blue", "position": 0, "upvotes": 0}
-        )
+        about |= {"lastUpdated": "2026-01-01T00:00:00.000Z", "theme": "blue", "position": 0, "upvotes": 0}
+        self.answer(200, about)
 
     def resolve(self, body, name, revision, file):
         if found := self.repository(name, revision):
@@ -255,7 +249,6 @@ ROUTES = [
     (("POST",), f"/api/{KIND}/{NAME}/tag/(.+)", Handler.tag),
     (("POST",), "/api/collections/(.+)/items", Handler.collect),
     (("GET",), f"/api/{KIND}/{NAME}/tree/(refs/pr/\\d+|[^/]+)(?:/(.+))?", Handler.tree),
-    (("GET",), f"/api/{KIND}/{NAME}/refs", Handler.refs),
     (("GET", "HEAD"), f"/api/{KIND}/{NAME}/revision/(.+)", Handler.info),
     (("GET", "HEAD"), f"/api/{KIND}/{NAME}", Handler.info),
     (("GET", "HEAD"), f"/(?:spaces/)?{NAME}/resolve/(refs/pr/\\d+|[^/]+)/(.+)", Handler.resolve),
