@@ -86,16 +86,20 @@ class Corpus:
         check_options(self)
         check_codes(self)
         kinds = [name for name in KINDS if getattr(self, name)]
-        for name, needed in NEEDED.items():
-            if getattr(self, name) not in (None, False) and not {*kinds} & {*needed}:
-                raise UserError(f"{name} needs {' or '.join(needed)}.", field=name)
+        given = {name for name in options_of(Corpus) if getattr(self, name) not in (None, False, [])}
+        wrong = [
+            (name, f"needs {' or '.join(needed)}")
+            for name, needed in NEEDED.items()
+            if name in given and not given.intersection(needed)
+        ]
         if self.alignments or self.has_trees:
-            for name in ("source_tag", "target_tag"):
-                if getattr(self, name) is not None:
-                    raise UserError(f"{name} cannot be combined with positions of words (links, trees).", field=name)
-        if (self.source is None) != (self.target in (None, [])):
-            name = "source" if self.target else "target"
-            raise UserError(f"{name} is missing; text files need both sides.", field=name)
+            tags = sorted(given & {"source_tag", "target_tag"})
+            wrong += [(name, "cannot be combined with positions of words (links, trees)") for name in tags]
+        if ("source" in given) != ("target" in given):
+            missing = "target" if "source" in given else "source"
+            wrong.append((missing, "is missing; text files need both sides"))
+        for name, message in wrong:
+            raise UserError(f"{name} {message}.", field=name)
         if len(kinds) != 1:
             raise UserError(f"A corpus needs exactly one of {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}.")
 
