@@ -321,9 +321,9 @@ def parse_corpora(corpora: Corpora, place: str = "corpora") -> list[Corpus]:
 
 def load_pairs(corpora: Corpora, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
     """
-    Yield the pairs of one corpus, or of several in sequence, which are written as in a recipe. `on_empty` (`"error"` or
-    `"skip"`) is the treatment of pairs with an empty side. `ValueError` or `FileNotFoundError`, which name file and
-    line, if a corpus cannot be read.
+    Yield the pairs of `corpora`, one or several in sequence, written as in a recipe, from the language `source_lang` to
+    `target_lang`. `on_empty` (`"error"` or `"skip"`) is the treatment of pairs with an empty side. `ValueError` or
+    `FileNotFoundError`, which name file and line, if a corpus cannot be read.
     """
     for corpus in parse_corpora(corpora):
         yield from corpus.pairs(source_lang, target_lang, on_empty)

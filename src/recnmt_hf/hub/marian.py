@@ -183,9 +183,8 @@ def reordered(name: str, tensor: torch.Tensor, order: torch.Tensor) -> torch.Ten
 
 def export_marian(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
     """
-    Save a base Transformer and its tokenizers as a MarianMT checkpoint.
-
-    Arguments, return value and errors are those of [`~recnmt_hf.export_ctranslate2`], without `quantization`.
+    Save the base Transformer in the folder or repository `source` and its tokenizers as a MarianMT checkpoint in the
+    new folder `output`. Return value and errors are those of [`~recnmt_hf.export_ctranslate2`].
     """
     model, tokenizers = load_checked(source, **kwargs)
     marian = to_marian(model)

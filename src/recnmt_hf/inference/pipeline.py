@@ -133,7 +133,7 @@ class TranslationPipeline(Pipeline):
 
 def pipeline(task: str | None = None, model: Any = None, *args: Any, **kwargs: Any) -> Any:
     """
-    Create a pipeline as `transformers.pipeline` does, with its arguments, also by the names that transformers 4 had
+    Create a pipeline as `transformers.pipeline` does, with its arguments. `task` may have the names of transformers 4
     for translation: `"translation"`, or `"translation_xx_to_yy"` with the codes of source and target language, gives a
     [`TranslationPipeline`]. `model` may be the folder of a run.
     """
