@@ -441,11 +441,17 @@ def add_stored(rows: Sequence[Row], claims: Sequence[Claim], stored: Mapping[str
 
 def marks(row: Row, baseline: Row, test: str) -> list[str]:
     """Return the marks of a row's gain over another one: what BLEU alone does not say."""
-    entry, chrf, ter = row.gains.get((baseline.name, test)), [], []
-    for ours, other in ((row, 1), (baseline, -1)):
-        chrf.append(other * mean(ours.score("chrf", test) or [0.0]))
-        ter.append(other * mean(ours.score("ter", test) or [0.0]))
-    return marks_of(entry, sum(chrf), sum(ter)) if entry else []
+    entry = row.gains.get((baseline.name, test))
+    if entry is None:
+        return []
+    seeds = {run.seed for _, run in shared_runs(baseline, row)}
+
+    def score(name: str, side: Row) -> float:
+        values = zip(side.runs, side.score(name, test), strict=False)  # a side without stored scores counts as 0
+        return mean([value for run, value in values if run.seed in seeds] or [0.0])
+
+    chrf, ter = (score(name, row) - score(name, baseline) for name in ("chrf", "ter"))
+    return marks_of(entry, chrf, ter)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -546,14 +552,13 @@ def table_of(rows: Sequence[Row], all_rows: Sequence[Row], names: Sequence[str] 
 
 def gain_text(row: Row, baseline: Row, first: Row, test: str) -> str:
     """Return a row's gain over another one with interval, p-value and marks."""
-    text = f"{mean(row.bleu(test)) - mean(baseline.bleu(test)):+.2f}"
     entry = row.gains.get((baseline.name, test))
     if entry is None:
-        return text
+        return f"{mean(row.bleu(test)) - mean(baseline.bleu(test)):+.2f}"
     p = p_text(row.corrected.get(test) if baseline is first else entry["p_value"])
     low, high = entry["interval"]
     words = [f"{low:+.1f} to {high:+.1f}", f"p {p if p.startswith('<') else f'= {p}'}", *marks(row, baseline, test)]
-    return f"{text} ({', '.join(words)})"
+    return f"{entry['difference']:+.2f} ({', '.join(words)})"  # of the seeds that both rows have, as the interval
 
 
 REPRODUCED, OTHER_CAUSE = "reproduced", "gain without the stated cause"

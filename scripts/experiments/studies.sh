@@ -126,8 +126,8 @@ students() {
     recnmt translate outputs/teacher/model --input data/multi30k/train.en.gz --output outputs/teacher/train.de
     recnmt align outputs/teacher/model --layer 2 --source data/multi30k/train.en.gz --target outputs/teacher/train.de \
         --output outputs/teacher/train.links
-    recnmt train scripts/recipes/multi30k_en_de_student.yaml --output outputs/student
-    recnmt train scripts/recipes/multi30k_en_de_student_guided.yaml --output outputs/student_guided
+    recnmt train scripts/recipes/multi30k_en_de_student.yaml training.max_steps=3000 --output outputs/student
+    recnmt train scripts/recipes/multi30k_en_de_student_guided.yaml training.max_steps=3000 --output outputs/student_guided
     python scripts/benchmarks/translation.py --source test.en --references test.de --rounds 2 --types float32 bfloat16 int8 \
         --system teacher outputs/teacher/model 4 --system student outputs/student/model 1 \
         --system "student, guided" outputs/student_guided/model 1 --system student outputs/student_int8 1

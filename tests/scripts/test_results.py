@@ -193,6 +193,9 @@ def test_a_verdict_follows_from_the_translations(results, root):
 
     assert found() == ("2", "cannot say at this budget")
     add_run(root, "plain", 3, 9, "nmt_transformer", 1.0, [10.0, 20.0, 30.0, 28.0])
+    assert found() == ("2", "cannot say at this budget")
+    (line,), stored = table_in(page.read_text(), "verdicts"), json.loads((folder / "scores.json").read_text())["gains"]
+    assert line["ours, set"].startswith(f"{stored['ON-LSTM over plain']['set']['difference']:+.2f} ")  # of two seeds
     add_run(root, "on_lstm", 3, 1, "onlstm_transformer", 2.0, [15.0, 28.0, 36.0, 40.0])
     assert found() == ("3", "reproduced")
     for seed in (1, 2, 3):
