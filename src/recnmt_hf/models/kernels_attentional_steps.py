@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import kernels_triton_attentional_steps as triton_steps
 from .attention import masked_softmax
 from .kernels_cpu_matmuls import StepMatmuls, fast_linear, project
 from .kernels_shared import (
@@ -157,6 +158,10 @@ def steps_forward(
     part = None if further is None else further(*rest[STEP_WEIGHTS:])
     _, length, width = keys.shape
     is_conditional = weights.word_weight is not None
+    if maps is None and triton_steps.suits(keys, values, state):
+        low = autocast_dtype(keys.device) or keys.dtype
+        with with_autocast(keys.device, None):
+            return triton_steps.run_forward(tuple(tensors), weights, part, low, saved)
     map_word, map_query, map_context = step_matmuls(weights) if maps is None else maps
 
     def advance(state: Tensor, gate: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -257,6 +262,17 @@ class AttentionalSteps(CustomGradient):
             steps: list[Any] = []
             if not saved:
                 steps_forward(tensors, steps, further)
+            low = autocast_dtype(keys.device) or keys.dtype
+        if triton_steps.suits(keys, values, grad_states):
+            if saved:
+                size = (len(saved) - 5) // count
+                steps = [saved[:5], *(saved[5 + j * size : 5 + (j + 1) * size] for j in range(count))]
+
+            def start(*of_reads: Tensor) -> None:
+                part.start_backward(others, grad_others, *of_reads)
+
+            gradients = (grad_states, grad_attention)
+            return triton_steps.run_backward(tuple(steps), gradients, tensors, weights, part, low, attention, start)
         if saved:
             size = len(saved) // count
             steps = [saved[j * size : (j + 1) * size] for j in range(count)]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import kernels_triton_onlstm_transformer
 from .kernels_cpu_matmuls import StepMatmuls, fast_linear
 from .kernels_shared import CustomGradient, autocast_dtype, final_gradients, wide_type, with_autocast
 
@@ -181,6 +182,11 @@ class ONLSTMSteps(CustomGradient):
         rows = 4 * size  # the master gates follow
         matmuls = [StepMatmuls(weight) for weight in weights]
         buffer = input_gates(inputs, input_weights, biases)
+        if kernels_triton_onlstm_transformer.suits(counts, buffer, *weights):
+            matrix = torch.stack([matmul.weight.t() for matmul in matmuls])
+            run = kernels_triton_onlstm_transformer.run_forward
+            states, shares, cells = run(buffer, matrix, len(counts), chunk_size, weights[0].dtype)
+            return states, buffer, shares, cells
         shares = buffer.new_empty(directions, words, 2, (buffer.shape[-1] - rows) // 2)
         cells = buffer.new_empty(directions, words, size)
         states = weights[0].new_empty(directions, words, size)
@@ -244,7 +250,13 @@ class ONLSTMSteps(CustomGradient):
         # A step reads its gates before their gradients replace them. With retain_graph=True the gates must stay.
         retains_graph = torch._C._autograd._get_current_graph_task_keep_graph()
         grad_buffer = torch.empty_like(buffer) if retains_graph else buffer
-        backward_steps(buffer, grad_buffer, shares, cells, gradient, matmuls, counts, chunk_size)
+        all_low = grad_buffer
+        if kernels_triton_onlstm_transformer.suits(counts, buffer, *weights):
+            matrix = torch.stack([matmul.weight for matmul in matmuls])
+            tensors = buffer, grad_buffer, shares, cells, gradient, matrix
+            all_low = kernels_triton_onlstm_transformer.run_backward(*tensors, chunk_size, len(counts))
+        else:
+            backward_steps(buffer, grad_buffer, shares, cells, gradient, matmuls, counts, chunk_size)
         first, starts = counts[0], list(itertools.accumulate(counts, initial=0))
         # The first step has no previous state.
         previous = previous_rows(states, counts, starts, range(1, len(counts))) if len(counts) > 1 else states[:, :0]
@@ -252,7 +264,7 @@ class ONLSTMSteps(CustomGradient):
         for direction, (input_matmul, matmul) in enumerate(zip(input_matmuls, matmuls, strict=True)):
             need_inputs, need_input_weight, need_bias, need_weight = needed[4 * direction : 4 + 4 * direction]
             words, grad_gates = inputs[direction], grad_buffer[direction]
-            low = grad_gates.to(matmul.low)
+            low = all_low[direction].to(matmul.low)
             results += [
                 input_matmul.backward(low).to(words.dtype) if need_inputs else None,
                 input_matmul.weight_gradient(low, words) if need_input_weight else None,

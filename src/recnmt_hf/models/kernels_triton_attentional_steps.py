@@ -1,0 +1,388 @@
+"""
+The steps of recurrent decoders with additive attention (Zhang et al., 2018, Eqs. 2-5, 13) on GPUs: a Triton kernel for
+each GRU cell and for the attention, in either pass, and one matmul where two read the same state. The plain reference
+is in `modeling_rnmt.py`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .kernels_triton import block, launch, runs_triton, warps
+
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+# Elements of a tile of source positions times channels, and most source positions.
+TILE, LONGEST = 4096, 1024
+
+
+if triton is not None:
+
+    @triton.jit
+    def gru_forward(
+        gates, reads, added, bias, recurrent, recurrent_bias, state, real, previous, output, low_output, kept,
+        reads_stride, recurrent_stride, D: tl.constexpr, BLOCK: tl.constexpr,
+    ):  # fmt: skip
+        """
+        A GRU cell for one row: the input's part of its gates is the sum of what is given of `gates`, `reads`, `added`
+        `(rows, 3 * d)` and `bias`. Where the word is not `real`, the output is `previous`. `kept` `(rows, 4 * d)` are
+        reset and update gate, new values, and the recurrent part of these.
+        """
+        row = tl.program_id(0).to(tl.int64)
+        place = tl.arange(0, BLOCK)
+        inside = place < D
+        mapped = recurrent + row * recurrent_stride + place
+        reset = tl.load(mapped, mask=inside, other=0.0).to(tl.float32)
+        update = tl.load(mapped + D, mask=inside, other=0.0).to(tl.float32)
+        inner = tl.load(mapped + 2 * D, mask=inside, other=0.0).to(tl.float32)
+        reset += tl.load(recurrent_bias + place, mask=inside, other=0.0).to(tl.float32)
+        update += tl.load(recurrent_bias + D + place, mask=inside, other=0.0).to(tl.float32)
+        inner += tl.load(recurrent_bias + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
+        new = tl.zeros_like(inner)
+        if gates is not None:
+            reset += tl.load(gates + row * 3 * D + place, mask=inside, other=0.0).to(tl.float32)
+            update += tl.load(gates + row * 3 * D + D + place, mask=inside, other=0.0).to(tl.float32)
+            new += tl.load(gates + row * 3 * D + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
+        if reads is not None:
+            reset += tl.load(reads + row * reads_stride + place, mask=inside, other=0.0).to(tl.float32)
+            update += tl.load(reads + row * reads_stride + D + place, mask=inside, other=0.0).to(tl.float32)
+            new += tl.load(reads + row * reads_stride + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
+        if added is not None:
+            reset += tl.load(added + row * 3 * D + place, mask=inside, other=0.0).to(tl.float32)
+            update += tl.load(added + row * 3 * D + D + place, mask=inside, other=0.0).to(tl.float32)
+            new += tl.load(added + row * 3 * D + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
+        if bias is not None:
+            reset += tl.load(bias + place, mask=inside, other=0.0).to(tl.float32)
+            update += tl.load(bias + D + place, mask=inside, other=0.0).to(tl.float32)
+            new += tl.load(bias + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
+        reset, update = tl.sigmoid(reset), tl.sigmoid(update)
+        new = 2 * tl.sigmoid(2 * (new + reset * inner)) - 1
+        before = tl.load(state + row * D + place, mask=inside, other=0.0).to(tl.float32)
+        result = new + update * (before - new)
+        if real is not None:
+            is_real = tl.load(real + row)
+            result = tl.where(is_real, result, tl.load(previous + row * D + place, mask=inside, other=0.0))
+        tl.store(output + row * D + place, result, mask=inside)
+        if low_output is not None:
+            tl.store(low_output + row * D + place, result, mask=inside)
+        if kept is not None:
+            tl.store(kept + row * 4 * D + place, reset, mask=inside)
+            tl.store(kept + row * 4 * D + D + place, update, mask=inside)
+            tl.store(kept + row * 4 * D + 2 * D + place, new, mask=inside)
+            tl.store(kept + row * 4 * D + 3 * D + place, inner, mask=inside)
+
+    @triton.jit
+    def gru_backward(
+        gradient, mapped, given, real, state, kept, grad_gates, grad_recurrent, carried, skipped, added_skip,
+        grad_gates_stride, grad_recurrent_stride, D: tl.constexpr, BLOCK: tl.constexpr,
+    ):  # fmt: skip
+        """
+        The cell back, from the sum of `gradient`, `mapped` and `given`: the gradients of both parts of the gates, and of
+        the state outside of the recurrent part, `carried`. Where the word is not `real`, the gradient passes to
+        `skipped`, which a cell before this adds as `added_skip`.
+        """
+        row = tl.program_id(0).to(tl.int64)
+        place = tl.arange(0, BLOCK)
+        inside = place < D
+        total = tl.load(gradient + row * D + place, mask=inside, other=0.0).to(tl.float32)
+        if mapped is not None:
+            total += tl.load(mapped + row * D + place, mask=inside, other=0.0).to(tl.float32)
+        if given is not None:
+            total += tl.load(given + row * D + place, mask=inside, other=0.0).to(tl.float32)
+        rest = tl.zeros_like(total)
+        if real is not None:
+            is_real = tl.load(real + row)
+            rest = tl.where(is_real, 0.0, total)
+            total = tl.where(is_real, total, 0.0)
+        reset = tl.load(kept + row * 4 * D + place, mask=inside, other=0.0).to(tl.float32)
+        update = tl.load(kept + row * 4 * D + D + place, mask=inside, other=0.0).to(tl.float32)
+        new = tl.load(kept + row * 4 * D + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
+        inner = tl.load(kept + row * 4 * D + 3 * D + place, mask=inside, other=0.0).to(tl.float32)
+        before = tl.load(state + row * D + place, mask=inside, other=0.0).to(tl.float32)
+        through_new = total * (1 - update) * (1 - new * new)
+        through_reset = through_new * inner * reset * (1 - reset)
+        through_update = total * (before - new) * update * (1 - update)
+        into = grad_gates + row * grad_gates_stride + place
+        tl.store(into, through_reset, mask=inside)
+        tl.store(into + D, through_update, mask=inside)
+        tl.store(into + 2 * D, through_new, mask=inside)
+        into = grad_recurrent + row * grad_recurrent_stride + place
+        tl.store(into, through_reset, mask=inside)
+        tl.store(into + D, through_update, mask=inside)
+        tl.store(into + 2 * D, through_new * reset, mask=inside)
+        total = total * update
+        if skipped is not None:
+            tl.store(skipped + row * D + place, rest, mask=inside)
+        else:
+            total += rest
+        if added_skip is not None:
+            total += tl.load(added_skip + row * D + place, mask=inside, other=0.0)
+        tl.store(carried + row * D + place, total, mask=inside)
+
+    @triton.jit
+    def attention_forward(
+        query, keys, score, visible, values, attention, reads, query_stride, length, group,
+        D: tl.constexpr, V: tl.constexpr, PARTS: tl.constexpr,
+        BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    ):  # fmt: skip
+        """
+        Additive attention of one query: its weights and the weighted sums of the values. The programs of a query's
+        parts compute the same weights, and each some channels of the sums.
+        """
+        row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        source = row // group
+        word = tl.arange(0, BLOCK_N)
+        is_word = word < length
+        keys += source * length * D
+        values += source * length * V
+        energy = tl.zeros([BLOCK_N], tl.float32)
+        for start in range(0, D, BLOCK_D):
+            place = start + tl.arange(0, BLOCK_D)
+            inside = place < D
+            asked = tl.load(query + row * query_stride + place, mask=inside, other=0.0).to(tl.float32)
+            factor = tl.load(score + place, mask=inside, other=0.0).to(tl.float32)
+            is_key = is_word[:, None] & inside[None, :]
+            key = tl.load(keys + word[:, None] * D + place[None, :], mask=is_key, other=0.0).to(tl.float32)
+            energy += tl.sum((2 * tl.sigmoid(2 * (key + asked[None, :])) - 1) * factor[None, :], 1)
+        sees = is_word
+        if visible is not None:
+            sees = is_word & tl.load(visible + source * length + word, mask=is_word, other=0).to(tl.int1)
+        energy = tl.where(sees, energy, -3.4e38)
+        weight = tl.where(sees, tl.exp(energy - tl.max(energy, 0)), 0.0)
+        total = tl.sum(weight, 0)
+        weight = weight / tl.where(total > 0, total, 1.0)
+        if part == 0:
+            tl.store(attention + row * length + word, weight, mask=is_word)
+        for start in range(part * BLOCK_V, V, PARTS * BLOCK_V):
+            place = start + tl.arange(0, BLOCK_V)
+            inside = place < V
+            is_value = is_word[:, None] & inside[None, :]
+            value = tl.load(values + word[:, None] * V + place[None, :], mask=is_value, other=0.0).to(tl.float32)
+            tl.store(reads + row * V + place, tl.sum(weight[:, None] * value, 0), mask=inside)
+
+    @triton.jit
+    def attention_backward(
+        query, keys, score, values, attention, grad_reads, grad_attention, grad_query, slopes, of_score,
+        query_stride, grad_query_stride, length, group,
+        D: tl.constexpr, V: tl.constexpr, PARTS: tl.constexpr,
+        BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    ):  # fmt: skip
+        """
+        The attention of one source's queries back: their gradients, and added to earlier steps' `slopes`, which times
+        the score are the gradient of the keys, and the score's gradient `of_score`, for each source.
+        """
+        source, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+        word = tl.arange(0, BLOCK_N)
+        is_word = word < length
+        keys += source * length * D
+        values += source * length * V
+        slopes += source * length * D
+        for member in range(group):
+            row = source * group + member
+            grad_weight = tl.load(grad_attention + row * length + word, mask=is_word, other=0.0).to(tl.float32)
+            for start in range(0, V, BLOCK_V):
+                place = start + tl.arange(0, BLOCK_V)
+                inside = place < V
+                is_value = is_word[:, None] & inside[None, :]
+                value = tl.load(values + word[:, None] * V + place[None, :], mask=is_value, other=0.0).to(tl.float32)
+                read = tl.load(grad_reads + row * V + place, mask=inside, other=0.0).to(tl.float32)
+                grad_weight += tl.sum(value * read[None, :], 1)
+            weight = tl.load(attention + row * length + word, mask=is_word, other=0.0).to(tl.float32)
+            grad_energy = weight * (grad_weight - tl.sum(weight * grad_weight, 0))
+            for start in range(part * BLOCK_D, D, PARTS * BLOCK_D):
+                place = start + tl.arange(0, BLOCK_D)
+                inside = place < D
+                is_key = is_word[:, None] & inside[None, :]
+                asked = tl.load(query + row * query_stride + place, mask=inside, other=0.0).to(tl.float32)
+                factor = tl.load(score + place, mask=inside, other=0.0).to(tl.float32)
+                key = tl.load(keys + word[:, None] * D + place[None, :], mask=is_key, other=0.0).to(tl.float32)
+                energies = 2 * tl.sigmoid(2 * (key + asked[None, :])) - 1
+                own = grad_energy[:, None] * (1 - energies * energies)
+                tl.store(grad_query + row * grad_query_stride + place, tl.sum(own, 0) * factor, mask=inside)
+                into = slopes + word[:, None] * D + place[None, :]
+                tl.store(into, tl.load(into, mask=is_key, other=0.0) + own, mask=is_key)
+                into_score = of_score + source * D + place
+                earlier = tl.load(into_score, mask=inside, other=0.0)
+                tl.store(into_score, earlier + tl.sum(grad_energy[:, None] * energies, 0), mask=inside)
+
+
+def suits(keys: Tensor, values: Tensor, state: Tensor) -> bool:
+    """Return whether the kernels compute the steps with these keys, values and states."""
+    return keys.shape[1] <= LONGEST and runs_triton(keys, values, state)
+
+
+class Attention:
+    """The kernels of additive attention with keys, values, the score's weights, and which keys are visible."""
+
+    def __init__(self, keys: Tensor, values: Tensor, score: Tensor, visible: Tensor | None, rows: int):
+        self.keys, self.values, self.score = keys.contiguous(), values.contiguous(), score.contiguous()
+        self.sources, self.length, width = keys.shape
+        self.visible = None if visible is None else visible.reshape(self.sources, self.length)
+        self.rows, self.group = rows, rows // self.sources
+        words = block(self.length)
+        channels = max(TILE // words, 1)
+        self.constants = {"D": width, "V": values.shape[-1], "BLOCK_N": words, "num_warps": 4}
+        self.constants |= {"BLOCK_D": min(channels, block(width)), "BLOCK_V": min(channels, block(values.shape[-1]))}
+
+    def parts(self, programs: int) -> int:
+        """Return how many programs share the channels of a query or source, so that a device has enough of them."""
+        return min(max(256 // programs, 1), 4)
+
+    def forward(self, query: Tensor, weights: Tensor, reads: Tensor) -> None:
+        """Fill the weights `(rows, source_length)` and the sums `(rows, v)` of queries `(rows, d)`."""
+        parts = self.parts(self.rows)
+        tensors = (query, self.keys, self.score, self.visible, self.values, weights, reads)
+        sizes = (query.stride(0), self.length, self.group)
+        launch(attention_forward, (self.rows, parts), *tensors, *sizes, PARTS=parts, **self.constants)
+
+    def start_backward(self) -> None:
+        """Make the sums over steps."""
+        wide = {"dtype": torch.float32, "device": self.keys.device}
+        self.slopes = torch.zeros(self.keys.shape, **wide)
+        self.of_score = torch.zeros(self.sources, self.keys.shape[-1], **wide)
+
+    def backward(
+        self, query: Tensor, weights: Tensor, grad_reads: Tensor, grad_weights: Tensor, grad_query: Tensor
+    ) -> None:
+        """Fill the gradient of the queries, and add to the sums of keys and score."""
+        parts = self.parts(self.sources)
+        tensors = (query, self.keys, self.score, self.values, weights, grad_reads, grad_weights, grad_query)
+        sizes = (query.stride(0), grad_query.stride(0), self.length, self.group)
+        sums = (self.slopes, self.of_score)
+        launch(attention_backward, (self.sources, parts), *tensors, *sums, *sizes, PARTS=parts, **self.constants)
+
+
+def run_forward(
+    tensors: tuple[Any, ...], weights: Any, part: Any, low: torch.dtype, saved: list[Any] | None
+) -> list[Tensor]:
+    """Compute [`~.kernels_attentional_steps.steps_forward`], with matmuls in the type `low`."""
+    gates, keys, values, visible, state, real, *_ = tensors
+    (steps, rows, _), width, dtype = gates.shape, keys.shape[2], keys.dtype
+    is_conditional, has_low = weights.word_weight is not None, low != dtype
+    joint = torch.cat([weights.query_weight, weights.context_weight]).to(low).t()
+    word = weights.word_weight.to(low).t() if is_conditional else None
+    attention = Attention(keys, values, weights.score, visible, rows)
+    gates, new = gates.contiguous(), keys.new_empty
+    real = None if real is None else real.contiguous()
+    states, all_weights = new(steps, rows, width), new(steps, rows, keys.shape[1])
+    count = 1 if saved is None else steps  # of what only the backward pass reads
+    middles = new(count, rows, width) if is_conditional else None
+    kept_first, kept_second = (new(steps, rows, 4 * width) if saved is not None else None for _ in range(2))
+    mapped, reads = new(count, rows, 4 * width, dtype=low), new(rows, values.shape[-1])
+    low_state = state.to(low)
+    low_middle = torch.empty_like(low_state) if has_low else None
+    constants = {"D": width, "BLOCK": block(width), "num_warps": warps(block(width))}
+    others: list[Any] = []
+    kept_by_part: list[Any] = []
+    state = state.contiguous()
+    for j in range(steps):
+        at = j % count
+        middle, low_input = state, low_state
+        if middles is not None:
+            recurrent = torch.mm(low_state, word)
+            middle = middles[at]
+            low_input = low_middle if has_low else middle
+            kept = None if kept_first is None else kept_first[j]
+            inputs = (gates[j], None, None, None, recurrent, weights.word_bias, state, None, None)
+            outputs = (middle, low_middle, kept, 0, 3 * width)
+            launch(gru_forward, (rows,), *inputs, *outputs, **constants)
+        both = torch.mm(low_input, joint, out=mapped[at])
+        attention.forward(both, all_weights[j], reads)
+        added = None
+        if part is not None:
+            added, results, of_part = part.step(middle, reads[:, 3 * width :], *(tensor[j] for tensor in part.inputs))
+            others.append(results)
+            kept_by_part.append(of_part)
+            added = added.contiguous()
+        own = None if is_conditional else gates[j]
+        inputs = (own, reads, added, weights.gate_bias, both[:, width:], weights.context_bias, middle)
+        is_real = None if real is None else real[j]
+        kept = None if kept_second is None else kept_second[j]
+        outputs = (states[j], low_state if has_low else None, kept, values.shape[-1], 4 * width)
+        launch(gru_forward, (rows,), *inputs, is_real, state, *outputs, **constants)
+        state, low_state = states[j], low_state if has_low else states[j]
+    if saved is not None:
+        before = torch.cat([tensors[4][None], states[:-1]])
+        saved.append((before, middles, mapped, kept_first, kept_second))
+        saved += kept_by_part
+    return [states, all_weights, *(torch.stack(column) for column in zip(*others, strict=True))]
+
+
+def run_backward(
+    saved: tuple[Any, ...],
+    gradients: tuple[Tensor, Tensor],
+    tensors: tuple[Any, ...],
+    weights: Any,
+    part: Any,
+    low: torch.dtype,
+    attention: Tensor,
+    start_part: Any,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of [`~.kernels_attentional_steps.AttentionalSteps`]."""
+    (before, middles, mapped, kept_first, kept_second), *by_part = saved
+    grad_states, grad_weights = (gradient.contiguous() for gradient in gradients)
+    _, keys, values, _, _, real, *_ = tensors
+    (steps, rows, width), is_conditional = before.shape, middles is not None
+    states = middles if is_conditional else before
+    new, real = keys.new_empty, None if real is None else real.contiguous()
+    joint = torch.cat([weights.query_weight, weights.context_weight]).to(low)
+    word = weights.word_weight.to(low) if is_conditional else None
+    grad_gates, grad_first = (new(steps, rows, 3 * width, dtype=kind) for kind in (keys.dtype, low))
+    grad_joint, grad_reads = new(steps, rows, 4 * width, dtype=low), new(steps, rows, values.shape[-1])
+    carried, skipped = (torch.zeros_like(keys[0, 0], dtype=torch.float32).expand(rows, width).clone() for _ in range(2))
+    kernels = Attention(keys, values, weights.score, None, rows)
+    kernels.start_backward()
+    grad_context = grad_reads[..., : 3 * width]
+    if part is not None:
+        start_part(grad_context, grad_reads[..., 3 * width :])
+    constants = {"D": width, "BLOCK": block(width), "num_warps": warps(block(width))}
+    recurrent = None
+    for j in reversed(range(steps)):
+        is_real = None if real is None else real[j]
+        inputs = (carried, recurrent, grad_states[j], is_real, states[j], kept_second[j])
+        outputs = (grad_reads[j], grad_joint[j, :, width:], carried, skipped if is_conditional else None, None)
+        launch(gru_backward, (rows,), *inputs, *outputs, values.shape[-1], 4 * width, **constants)
+        if part is not None:
+            part.step_backward(j, carried, by_part[j])
+        rest = (attention[j], grad_reads[j], grad_weights[j], grad_joint[j])
+        kernels.backward(mapped[j], *rest)
+        recurrent = torch.mm(grad_joint[j], joint)
+        if is_conditional:
+            inputs = (carried, recurrent, None, None, before[j], kept_first[j])
+            outputs = (grad_gates[j], grad_first[j], carried, None, skipped if real is not None else None)
+            launch(gru_backward, (rows,), *inputs, *outputs, 3 * width, 3 * width, **constants)
+            recurrent = torch.mm(grad_first[j], word)
+    if recurrent is not None:
+        carried += recurrent
+    dtype = keys.dtype
+
+    def weight_gradient(gradient: Tensor, inputs: Tensor) -> Tensor:
+        return torch.mm(gradient.flatten(0, 1).t(), inputs.flatten(0, 1).to(low)).to(dtype)
+
+    of_joint = weight_gradient(grad_joint, states)
+    group = rows // kernels.sources
+    by_source = attention.view(steps, kernels.sources, group, -1).permute(1, 3, 0, 2).flatten(2)
+    reads_by_source = grad_reads.view(steps, kernels.sources, group, -1).transpose(0, 1).flatten(1, 2)
+    of_context = grad_context.sum(dim=(0, 1))
+    return (
+        grad_gates if is_conditional else grad_context,
+        (kernels.slopes * weights.score).to(dtype),
+        torch.matmul(by_source, reads_by_source),
+        None,
+        carried.to(dtype),
+        None,
+        weight_gradient(grad_first, before) if is_conditional else None,
+        grad_first.sum(dim=(0, 1), dtype=torch.float32).to(dtype) if is_conditional else None,
+        of_joint[:width],
+        kernels.of_score.sum(dim=0).to(dtype),
+        of_joint[width:],
+        grad_joint[..., width:].sum(dim=(0, 1), dtype=torch.float32).to(dtype),
+        of_context,
+        *(() if part is None else part.gradients(states, by_part)),
+    )
