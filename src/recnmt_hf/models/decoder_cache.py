@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer, StaticLayer
 
+from .kernels_shared import on_cpu
 from .user_errors import UserError
 
 
@@ -116,7 +117,7 @@ class SourceMemoryCache(DynamicCache):
         sources = rows.div(self.beams, rounding_mode="floor")
         if rows.shape[0] == num_sources * self.beams:
             own = torch.arange(rows.shape[0], device=rows.device).div(self.beams, rounding_mode="floor")
-            if rows.device.type != "cpu":  # as in beam search; to ask an accelerator would mean to wait for it
+            if not on_cpu(rows):  # as in beam search; to ask an accelerator would mean to wait for it
                 torch._assert_async((sources == own).all(), "A row moved to another source.")
                 return
             if torch.equal(sources, own):

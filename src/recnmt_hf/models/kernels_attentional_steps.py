@@ -20,6 +20,7 @@ from .kernels_shared import (
     final_gradients,
     graph_operator,
     is_exporting,
+    on_cpu,
     scan_steps,
     with_autocast,
 )
@@ -117,7 +118,7 @@ def differentiable_steps(tensors: Sequence[Any], further: Any = None) -> list[Te
 
 def tanh_(values: Tensor) -> Tensor:
     """Compute tanh in place; in large float32 tensors on the CPU as `2 sigmoid(2 x) - 1`, a quarter of the time."""
-    if is_exporting() or not values.is_cpu or values.dtype != torch.float32 or values.requires_grad:
+    if is_exporting() or not on_cpu(values) or values.dtype != torch.float32 or values.requires_grad:
         return values.tanh_()
     return values.tanh_() if values.numel() < FEW_VALUES else values.mul_(2).sigmoid_().mul_(2).sub_(1)
 

@@ -17,7 +17,16 @@ from transformers.cache_utils import Cache
 from .attention import MultiHeadAttention, masked_softmax, visible_positions
 from .decoder_cache import read_source_memory, source_memories
 from .kernels_cpu_matmuls import fast_product, takes_onednn
-from .kernels_shared import CustomGradient, autocast_dtype, dropout, enabled, final_gradients, graph_operator, is_plain
+from .kernels_shared import (
+    CustomGradient,
+    autocast_dtype,
+    dropout,
+    enabled,
+    final_gradients,
+    graph_operator,
+    is_plain,
+    on_cpu,
+)
 
 
 Pair = tuple[Tensor, Tensor]
@@ -125,14 +134,14 @@ class StepProjection:
         return StepProduct.apply(states, self.weight, next(self.biases))
 
 
-def stacks_weights(device: torch.device) -> bool:
+def stacks_weights(weight: Tensor) -> bool:
     """Return whether both directions' weights are stacked for one batched matmul, which is not faster on CPU."""
-    return device.type != "cpu"
+    return not on_cpu(weight)
 
 
 def step_projection(linears: Sequence[Pair], batch_size: int, steps: int) -> Callable[[Tensor], Tensor]:
     """Return all directions' projections as one function of states `(directions, batch_size, in_features)`."""
-    if not stacks_weights(linears[0][0].device):
+    if not stacks_weights(linears[0][0]):
         projections = [StepProjection(weight, bias, batch_size, steps) for weight, bias in linears]
         return lambda states: torch.stack([apply(state) for apply, state in zip(projections, states, strict=True)])
     weight, bias = (torch.stack(tensors) for tensors in zip(*linears, strict=True))
@@ -148,7 +157,7 @@ def few_steps(steps: int, num_heads: int, inputs: Tensor) -> bool:
     batch_size, length, width = inputs.shape
     if steps * (width + length * num_heads) >= length * width:
         return False
-    return inputs.device.type != "cpu" or torch.compiler.is_compiling() or batch_size * length >= FEWEST_WORDS
+    return not on_cpu(inputs) or torch.compiler.is_compiling() or batch_size * length >= FEWEST_WORDS
 
 
 # Dropout of one step's attention.
@@ -377,7 +386,7 @@ class AbsorbingAttention(MultiHeadAttention):
 
     def absorbs(self, hidden_states: Tensor, key_value_states: Tensor, cache: Cache | None) -> bool:
         """Return whether the memory is short enough, and used often enough, to be projected instead of the queries."""
-        if hidden_states.device.type != "cpu" or not enabled():
+        if not (on_cpu(hidden_states) and enabled()):
             return False
         sources, length = key_value_states.shape[:2]
         queries = None if cache is not None else hidden_states.shape[0] // sources * hidden_states.shape[1]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import kernels_triton_onlstm_transformer
 from .kernels_cpu_matmuls import StepMatmuls, fast_linear
-from .kernels_shared import CustomGradient, autocast_dtype, final_gradients, wide_type, with_autocast
+from .kernels_shared import CustomGradient, autocast_dtype, final_gradients, on_cpu, wide_type, with_autocast
 
 
 # Size of a tensor that fits into a processor's cache with a dozen others; on accelerators, which launch each operation,
@@ -41,7 +41,7 @@ def input_gates(inputs: Sequence[Tensor], weights: Sequence[Tensor], biases: Seq
     if len(inputs) == 1:
         return fast_linear(inputs[0], weights[0], biases[0])[None].to(wide)
     # In pieces, to limit the size of the copy.
-    rows = ROWS if inputs[0].device.type == "cpu" else inputs[0].shape[0]
+    rows = ROWS if on_cpu(inputs[0]) else inputs[0].shape[0]
     all_gates = weights[0].new_empty(len(inputs), inputs[0].shape[0], weights[0].shape[0], dtype=wide)
     for gates, words, weight, bias in zip(all_gates, inputs, weights, biases, strict=True):
         for target, piece in zip(gates.split(rows), words.split(rows), strict=True):
@@ -132,7 +132,7 @@ def backward_steps(
     grad_masters = grad_buffer[..., rows:].unflatten(-1, (2, -1))
     # From the next step.
     grad_cells, grad_states = (cells.new_zeros(len(cells), first, size) for _ in range(2))
-    block = BLOCK if cells.is_cpu else LARGE_BLOCK
+    block = BLOCK if on_cpu(cells) else LARGE_BLOCK
     for steps in reversed(blocks_of(counts, block // (len(cells) * size))):
         begin = starts[steps.start]
         through, to_cell, to_gates, to_sums = step_factors(gates, masters, cells, counts, starts, steps, chunk_size)

@@ -16,6 +16,7 @@ from .kernels_shared import (
     CustomGradient,
     final_gradients,
     is_transformed,
+    on_cpu,
     wide_type,
     with_autocast,
 )
@@ -48,7 +49,7 @@ def all_pairs(layers: Iterable[Any], features: Tensor, attention_mask: Tensor | 
     right = fast_linear(features, first.weight[:, width:])
     real, count = counted_pairs(left, attention_mask)
     lengths = None
-    is_readable = left.device.type == "cpu" and not torch.compiler.is_compiling() and not is_transformed()
+    is_readable = on_cpu(left) and not torch.compiler.is_compiling() and not is_transformed()
     if attention_mask is not None and is_readable:  # elsewhere reading them would wait for the device
         lengths = (attention_mask != 0).sum(dim=1).tolist()
     parameters = [parameter.to(left.dtype) for layer in rest for parameter in (layer.weight, layer.bias)]
@@ -82,7 +83,7 @@ def pair_tiles(states: Tensor, lengths: list[int] | None = None) -> Iterator[Til
     """
     batch_size, longest, width = states.shape
     # On CPU the layers of a tile should fit into the cache; on GPU a tile should be enough work for one launch.
-    size = 2**20 if states.device.type == "cpu" else 2**26
+    size = 2**20 if on_cpu(states) else 2**26
     pairs = max(size // (width * states.element_size()), 1)
     if lengths is None:
         count = max(pairs // longest**2, 1)

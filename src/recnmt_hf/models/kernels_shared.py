@@ -32,6 +32,11 @@ def enabled() -> bool:
     return not torch.compiler.is_compiling() and allowed()
 
 
+def on_cpu(tensor: Tensor) -> bool:
+    """Return whether the rules of the CPU apply to a tensor, otherwise those of accelerators, where launches cost."""
+    return tensor.is_cpu
+
+
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Return whether parameters may be read: a module of exactly this kind, without hooks or special weights."""
     own = type(module)
@@ -296,7 +301,7 @@ def prefers_plain_matmuls(query: Tensor, key: Tensor, dropout: float) -> bool:
     length, head_dim)`. With dropout, sdpa makes the same matmuls with a slower dropout; in bfloat16 it is slow for few
     queries or keys.
     """
-    if not query.is_cpu or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if not on_cpu(query) or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     queries, keys = query.shape[:-1].numel(), key.shape[2]
     if query.dtype == torch.bfloat16 and not has_bfloat16():
@@ -308,7 +313,7 @@ def prefers_plain_matmuls(query: Tensor, key: Tensor, dropout: float) -> bool:
 
 def has_short_rows(scores: Tensor) -> bool:
     """Return whether a softmax by plain operations is faster than torch's, which is slow for rows of few elements."""
-    if not scores.is_cpu or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if not on_cpu(scores) or torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     return 0 < scores.shape[-1] < 16 and scores.numel() >= 2**11 and allowed()
 
@@ -320,7 +325,7 @@ def dropout(states: Tensor, p: float, training: bool) -> Tensor:
     """
     if not training or p == 0.0:
         return states
-    if not (states.is_cpu and enabled()) or states.numel() < SMALLEST_DROPOUT:
+    if not (on_cpu(states) and enabled()) or states.numel() < SMALLEST_DROPOUT:
         return nn.functional.dropout(states, p=p, training=True)
     dropped, count = round(p * 65536), states.numel()
     draws = torch.empty((count + 3) // 4, dtype=torch.int64, device="cpu").random_(-(2**63), None)

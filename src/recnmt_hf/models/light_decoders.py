@@ -19,7 +19,16 @@ from transformers.cache_utils import Cache
 from .configuration_nmt_transformer import NMTTransformerConfig
 from .decoder_cache import recurrent_layer
 from .kernels_cpu_matmuls import project
-from .kernels_shared import CustomGradient, allowed, dropout, graph_operator, is_exporting, scan_steps, wide_type
+from .kernels_shared import (
+    CustomGradient,
+    allowed,
+    dropout,
+    graph_operator,
+    is_exporting,
+    on_cpu,
+    scan_steps,
+    wide_type,
+)
 from .seq2seq_loading import Initialization, is_loaded
 
 
@@ -66,7 +75,7 @@ class LinearScan(CustomGradient):
     @staticmethod
     def forward(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
         # One kernel for each step costs less than several passes over all steps, except where kernels are launched.
-        scan = sequential_scan if values.device.type in ("cpu", "meta") else parallel_scan
+        scan = sequential_scan if on_cpu(values) or values.is_meta else parallel_scan
         return scan(decay, values, initial)
 
     @staticmethod

@@ -20,7 +20,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .configuration_onlstm_transformer import ONLSTMTransformerConfig
 from .kernels_cpu_matmuls import fast_linear, project
 from .kernels_onlstm_transformer import ONLSTMSteps, spread
-from .kernels_shared import allowed, graph_operator, is_exporting, is_plain, scan_steps, wide_type
+from .kernels_shared import allowed, graph_operator, is_exporting, is_plain, on_cpu, scan_steps, wide_type
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, inverse, left_aligned, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
@@ -180,7 +180,7 @@ def packed_states(inputs: Tensor, attention_mask: Tensor | None, *weights: Any, 
     places, ends, counts = pack(attention_mask, batch_size, length, inputs.device)
     places = places[: len(directions)]
     # Values at padding (NaN included) must not reach the gradients of real words; on the CPU they are not read.
-    padding = None if attention_mask is None or inputs.device.type == "cpu" else attention_mask[:, :, None] == 0
+    padding = None if attention_mask is None or on_cpu(inputs) else attention_mask[:, :, None] == 0
     if padding is not None:
         inputs = inputs.masked_fill(padding, 0.0)
     sides = [inputs] * len(directions) if weights[0] is not None else inputs.chunk(len(directions), dim=-1)
@@ -224,7 +224,7 @@ def pack(
     mirrored = order.gather(1, reversed_order(lengths, length))
     ends = (order.gather(1, (lengths - 1).clamp(min=0)[:, None])[:, 0], order[:, 0])
     places = [columns + rows[:, None] * length for columns in (order, mirrored)]
-    if device.type != "cpu":
+    if not on_cpu(attention_mask):
         return [place.t().flatten() for place in places], ends, [batch_size] * length
     by_length = torch.argsort(lengths, descending=True, stable=True)
     is_real = steps[:, None] < lengths[by_length]

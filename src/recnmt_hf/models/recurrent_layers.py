@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .decoder_cache import recurrent_layer
 from .kernels_cpu_matmuls import project
-from .kernels_shared import dropout, graph_operator, is_exporting, scan_steps, wide_type, with_autocast
+from .kernels_shared import dropout, graph_operator, is_exporting, on_cpu, scan_steps, wide_type, with_autocast
 from .seq2seq_loading import Initialization
 
 
@@ -69,7 +69,7 @@ class RecurrentLayer(nn.Module):
             return self.steps(inputs, (state,))[0]
         weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
         settings: dict[str, Any] = {"cell": self.cell, "training": self.training}
-        if self.cell == "lstm" and inputs.device.type == "cpu":
+        if self.cell == "lstm" and on_cpu(inputs):
             # Its kernel takes no mixture of types, which autocast would make.
             with with_autocast(inputs.device, None):
                 wide = self.weight_hh_l0.dtype

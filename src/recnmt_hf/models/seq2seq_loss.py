@@ -16,6 +16,7 @@ from .kernels_shared import (
     final_gradients,
     graph_operator,
     is_transformed,
+    on_cpu,
     with_autocast,
 )
 from .user_errors import UserError
@@ -129,7 +130,7 @@ class ChunkedCrossEntropy(CustomGradient):
         """Scale the gradients of the forward pass, the first of the `saved` tensors."""
         grad_states, grad_matrix = saved[:2]
         # Usually it is 1. On CPU reading it avoids scaling a tensor of the matrix's size; elsewhere it would wait.
-        if grad_output.device.type != "cpu" or torch.compiler.is_compiling() or grad_output.item() != 1.0:
+        if not on_cpu(grad_output) or torch.compiler.is_compiling() or grad_output.item() != 1.0:
             grad_states = grad_states * grad_output.to(grad_states.dtype)
             grad_matrix = grad_matrix * grad_output
         return grad_states.to(dtypes[0]), grad_matrix.to(dtypes[1])
@@ -162,7 +163,7 @@ def chunked_losses(
     total = torch.zeros((), dtype=sum_dtype, device=states.device)
     grad_states: Any = torch.empty_like(states) if factor is not None else None
     grad_matrix: Any = None
-    compute = losses_on_cpu if states.is_cpu else losses_on_accelerator
+    compute = losses_on_cpu if on_cpu(states) else losses_on_accelerator
     uniform = uniform_targets(bias, sum_dtype) if label_smoothing else None
     for start in range(0, states.shape[0], chunk_size):
         part = slice(start, start + chunk_size)
@@ -235,7 +236,7 @@ def losses_on_accelerator(
 
 def tokens_at_a_time(states: Tensor) -> int:
     """Return how many tokens' logits are computed together: on an accelerator more, since each launch costs."""
-    return 1024 if states.is_cpu else 4096
+    return 1024 if on_cpu(states) else 4096
 
 
 def chunked_cross_entropy(
