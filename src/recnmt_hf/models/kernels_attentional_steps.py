@@ -270,7 +270,7 @@ class AttentionalSteps(CustomGradient):
                 steps = [saved[:5], *(saved[5 + j * size : 5 + (j + 1) * size] for j in range(count))]
 
             def start(*of_reads: Tensor) -> None:
-                part.start_backward(others, grad_others, *of_reads)
+                part.start_backward(others, [gradient.contiguous() for gradient in grad_others], *of_reads)
 
             gradients = (grad_states, grad_attention)
             return triton_steps.run_backward(tuple(steps), gradients, tensors, weights, part, low, attention, start)

@@ -258,6 +258,12 @@ class Attention:
         launch(attention_backward, (self.sources, parts), *tensors, *sums, *sizes, PARTS=parts, **self.constants)
 
 
+def joint_weights(weights: Any, part: Any, low: torch.dtype) -> Tensor:
+    """Return the weights of what is read from the state of the attention: query, second GRU, and hidden layer."""
+    matrices = [weights.query_weight.to(low), weights.context_weight.to(low)]
+    return torch.cat(matrices if part is None or part.hidden is None else [*matrices, part.hidden.weight])
+
+
 def run_forward(
     tensors: tuple[Any, ...], weights: Any, part: Any, low: torch.dtype, saved: list[Any] | None
 ) -> list[Tensor]:
@@ -265,7 +271,7 @@ def run_forward(
     gates, keys, values, visible, state, real, *_ = tensors
     (steps, rows, _), width, dtype = gates.shape, keys.shape[2], keys.dtype
     is_conditional, has_low = weights.word_weight is not None, low != dtype
-    joint = torch.cat([weights.query_weight, weights.context_weight]).to(low).t()
+    joint = joint_weights(weights, part, low).t()
     word = weights.word_weight.to(low).t() if is_conditional else None
     attention = Attention(keys, values, weights.score, visible, rows)
     gates, new = gates.contiguous(), keys.new_empty
@@ -274,7 +280,7 @@ def run_forward(
     count = 1 if saved is None else steps  # of what only the backward pass reads
     middles = new(count, rows, width) if is_conditional else None
     kept_first, kept_second = (new(steps, rows, 4 * width) if saved is not None else None for _ in range(2))
-    mapped, reads = new(count, rows, 4 * width, dtype=low), new(rows, values.shape[-1])
+    mapped, reads = new(count, rows, joint.shape[1], dtype=low), new(rows, values.shape[-1])
     low_state = state.to(low)
     low_middle = torch.empty_like(low_state) if has_low else None
     constants = {"D": width, "BLOCK": block(width), "num_warps": warps(block(width))}
@@ -296,15 +302,19 @@ def run_forward(
         attention.forward(both, all_weights[j], reads)
         added = None
         if part is not None:
-            added, results, of_part = part.step(middle, reads[:, 3 * width :], *(tensor[j] for tensor in part.inputs))
+            given = [tensor[j].contiguous() for tensor in part.inputs]
+            if part.hidden is None:
+                (added,), results, of_part = given, [], ()
+            else:
+                places = both[:, 4 * width :], reads[:, 3 * width :]
+                added, results, of_part = part.step_on_gpu(middle, *places, *given)
             others.append(results)
             kept_by_part.append(of_part)
-            added = added.contiguous()
         own = None if is_conditional else gates[j]
         inputs = (own, reads, added, weights.gate_bias, both[:, width:], weights.context_bias, middle)
         is_real = None if real is None else real[j]
         kept = None if kept_second is None else kept_second[j]
-        outputs = (states[j], low_state if has_low else None, kept, values.shape[-1], 4 * width)
+        outputs = (states[j], low_state if has_low else None, kept, values.shape[-1], joint.shape[1])
         launch(gru_forward, (rows,), *inputs, is_real, state, *outputs, **constants)
         state, low_state = states[j], low_state if has_low else states[j]
     if saved is not None:
@@ -331,10 +341,10 @@ def run_backward(
     (steps, rows, width), is_conditional = before.shape, middles is not None
     states = middles if is_conditional else before
     new, real = keys.new_empty, None if real is None else real.contiguous()
-    joint = torch.cat([weights.query_weight, weights.context_weight]).to(low)
+    joint = joint_weights(weights, part, low)
     word = weights.word_weight.to(low) if is_conditional else None
     grad_gates, grad_first = (new(steps, rows, 3 * width, dtype=kind) for kind in (keys.dtype, low))
-    grad_joint, grad_reads = new(steps, rows, 4 * width, dtype=low), new(steps, rows, values.shape[-1])
+    grad_joint, grad_reads = new(steps, rows, len(joint), dtype=low), new(steps, rows, values.shape[-1])
     carried, skipped = (torch.zeros_like(keys[0, 0], dtype=torch.float32).expand(rows, width).clone() for _ in range(2))
     kernels = Attention(keys, values, weights.score, None, rows)
     kernels.start_backward()
@@ -347,17 +357,21 @@ def run_backward(
         is_real = None if real is None else real[j]
         inputs = (carried, recurrent, grad_states[j], is_real, states[j], kept_second[j])
         outputs = (grad_reads[j], grad_joint[j, :, width:], carried, skipped if is_conditional else None, None)
-        launch(gru_backward, (rows,), *inputs, *outputs, values.shape[-1], 4 * width, **constants)
-        if part is not None:
-            part.step_backward(j, carried, by_part[j])
+        launch(gru_backward, (rows,), *inputs, *outputs, values.shape[-1], len(joint), **constants)
+        given = None
+        if part is not None and part.hidden is not None:
+            part.step_backward_on_gpu(j, by_part[j], grad_joint[j, :, 4 * width :])
+            given = part.of_queries[j]
         rest = (attention[j], grad_reads[j], grad_weights[j], grad_joint[j])
         kernels.backward(mapped[j], *rest)
         recurrent = torch.mm(grad_joint[j], joint)
         if is_conditional:
-            inputs = (carried, recurrent, None, None, before[j], kept_first[j])
+            inputs = (carried, recurrent, given, None, before[j], kept_first[j])
             outputs = (grad_gates[j], grad_first[j], carried, None, skipped if real is not None else None)
             launch(gru_backward, (rows,), *inputs, *outputs, 3 * width, 3 * width, **constants)
             recurrent = torch.mm(grad_first[j], word)
+        elif given is not None:
+            carried += given
     if recurrent is not None:
         carried += recurrent
     dtype = keys.dtype
@@ -381,8 +395,8 @@ def run_backward(
         grad_first.sum(dim=(0, 1), dtype=torch.float32).to(dtype) if is_conditional else None,
         of_joint[:width],
         kernels.of_score.sum(dim=0).to(dtype),
-        of_joint[width:],
-        grad_joint[..., width:].sum(dim=(0, 1), dtype=torch.float32).to(dtype),
+        of_joint[width : 4 * width],
+        grad_joint[..., width : 4 * width].sum(dim=(0, 1), dtype=torch.float32).to(dtype),
         of_context,
         *(() if part is None else part.gradients(states, by_part)),
     )

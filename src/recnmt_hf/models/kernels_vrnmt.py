@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import kernels_triton_vrnmt
 from .kernels_attentional_steps import differentiable_steps, tanh_
 from .kernels_cpu_matmuls import StepMatmuls
 from .kernels_shared import graph_operator
@@ -99,6 +100,17 @@ class LatentPart:
         u = tanh_(self.latent(value))
         return self.gates(u), [query, moments, u], (hidden, value, noise)
 
+    def step_on_gpu(
+        self, query: Tensor, mapped: Tensor, reads: Tensor, given: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor], tuple[Tensor | None, ...]]:
+        """Compute [`step`] by kernels, from the query's part `mapped` of the hidden layer."""
+        dtype = query.dtype
+        hidden, low = kernels_triton_vrnmt.tanh_of_sum(mapped, dtype, None, reads, given)
+        mapped = torch.mm(low, self.moments.weight.t())
+        moments, value, low = kernels_triton_vrnmt.drawn(mapped, self.moments.bias, noise, dtype, LARGEST_LOG_VARIANCE)
+        u, low = kernels_triton_vrnmt.tanh_of_sum(torch.mm(low, self.latent.weight.t()), dtype, self.latent.bias)
+        return torch.mm(low, self.gates.weight.t()), [query, moments, u], (hidden, value, noise)
+
     def start_backward(
         self, results: Sequence[Tensor], gradients: Sequence[Tensor], grad_gates: Tensor, grad_hidden: Tensor
     ) -> None:
@@ -128,6 +140,19 @@ class LatentPart:
         torch.mul(self.moments.backward(self.grad_moments[j]), 1 - hidden * hidden, out=self.grad_hidden[j])
         grad_query += self.hidden.backward(self.grad_hidden[j])
         grad_query += self.of_queries[j]
+
+    def step_backward_on_gpu(self, j: int, saved: Sequence[Any], low_hidden: Tensor) -> None:
+        """Compute [`step_backward`] by kernels but for the query, of whose hidden layer it fills `low_hidden`."""
+        hidden, _, noise = saved
+        low = torch.empty_like(self.all_u[j], dtype=low_hidden.dtype)
+        mapped = torch.mm(self.grad_gates[j].to(low.dtype), self.gates.weight)
+        kernels_triton_vrnmt.tanh_gradient(mapped, self.of_u[j], self.all_u[j], self.grad_latents[j], low)
+        mapped, moments = torch.mm(low, self.latent.weight), self.all_moments[j]
+        low = torch.empty_like(moments, dtype=low.dtype)
+        tensors = (mapped, self.of_moments[j], moments, noise, self.grad_moments[j], low)
+        kernels_triton_vrnmt.draw_gradient(*tensors, LARGEST_LOG_VARIANCE)
+        mapped = torch.mm(low, self.moments.weight)
+        kernels_triton_vrnmt.tanh_gradient(mapped, None, hidden, self.grad_hidden[j], low_hidden)
 
     def gradients(self, queries: Tensor, saved: Sequence[Any]) -> tuple[Tensor | None, ...]:
         """Return the gradients of all tensors, from all steps' queries and saved tensors."""

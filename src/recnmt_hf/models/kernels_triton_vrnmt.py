@@ -1,0 +1,155 @@
+"""
+The element-wise parts of VRNMT's latent variables (Su et al., 2018) in a decoder's step, as Triton kernels. The plain
+reference is in `modeling_vrnmt.py`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .kernels_triton import block, launch, warps
+
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+
+if triton is not None:
+
+    @triton.jit
+    def tanh_forward(
+        mapped, reads, given, bias, output, low_output, mapped_stride, reads_stride,
+        D: tl.constexpr, BLOCK: tl.constexpr,
+    ):  # fmt: skip
+        """Compute `tanh(mapped + reads + given + bias)` of what is given, for one row."""
+        row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+        inside = place < D
+        total = tl.load(mapped + row * mapped_stride + place, mask=inside, other=0.0).to(tl.float32)
+        if reads is not None:
+            total += tl.load(reads + row * reads_stride + place, mask=inside, other=0.0).to(tl.float32)
+            total += tl.load(given + row * D + place, mask=inside, other=0.0).to(tl.float32)
+        if bias is not None:
+            total += tl.load(bias + place, mask=inside, other=0.0).to(tl.float32)
+        total = 2 * tl.sigmoid(2 * total) - 1
+        tl.store(output + row * D + place, total, mask=inside)
+        if low_output is not None:
+            tl.store(low_output + row * D + place, total, mask=inside)
+
+    @triton.jit
+    def tanh_backward(
+        mapped, given, value, output, low_output, output_stride, low_stride, D: tl.constexpr, BLOCK: tl.constexpr
+    ):
+        """Compute `(mapped + given) (1 - value^2)`, the gradient before a tanh, for one row."""
+        row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+        inside = place < D
+        total = tl.load(mapped + row * D + place, mask=inside, other=0.0).to(tl.float32)
+        if given is not None:
+            total += tl.load(given + row * D + place, mask=inside, other=0.0).to(tl.float32)
+        result = tl.load(value + row * D + place, mask=inside, other=0.0).to(tl.float32)
+        total *= 1 - result * result
+        tl.store(output + row * output_stride + place, total, mask=inside)
+        tl.store(low_output + row * low_stride + place, total, mask=inside)
+
+    @triton.jit
+    def draw_forward(
+        mapped, bias, noise, moments, value, low_value, L: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr
+    ):
+        """Store mean and log-variance v, `mapped + bias`, and `z = mean + exp(v / 2) noise` (or the mean)."""
+        row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+        inside = place < L
+        width = L
+        if noise is not None:
+            width = 2 * L
+        mean = tl.load(mapped + row * width + place, mask=inside, other=0.0).to(tl.float32)
+        mean += tl.load(bias + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(moments + row * width + place, mean, mask=inside)
+        if noise is not None:
+            log_variance = tl.load(mapped + row * width + L + place, mask=inside, other=0.0).to(tl.float32)
+            log_variance += tl.load(bias + L + place, mask=inside, other=0.0).to(tl.float32)
+            tl.store(moments + row * width + L + place, log_variance, mask=inside)
+            spread = tl.exp(tl.minimum(tl.maximum(log_variance, -LARGEST), LARGEST) / 2)
+            mean += spread * tl.load(noise + row * L + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(value + row * L + place, mean, mask=inside)
+        if low_value is not None:
+            tl.store(low_value + row * L + place, mean, mask=inside)
+
+    @triton.jit
+    def draw_backward(
+        mapped, given, moments, noise, output, low_output, L: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr
+    ):
+        """The gradient of mean and log-variance, from those of z, `mapped`, and of themselves, `given`."""
+        row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+        inside = place < L
+        width = L
+        if noise is not None:
+            width = 2 * L
+        of_value = tl.load(mapped + row * L + place, mask=inside, other=0.0).to(tl.float32)
+        total = of_value + tl.load(given + row * width + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(output + row * width + place, total, mask=inside)
+        tl.store(low_output + row * width + place, total, mask=inside)
+        if noise is not None:
+            log_variance = tl.load(moments + row * width + L + place, mask=inside, other=0.0).to(tl.float32)
+            spread = tl.exp(tl.minimum(tl.maximum(log_variance, -LARGEST), LARGEST) / 2)
+            own = of_value * spread * tl.load(noise + row * L + place, mask=inside, other=0.0).to(tl.float32) / 2
+            own = tl.where(tl.abs(log_variance) <= LARGEST, own, 0.0)
+            own += tl.load(given + row * width + L + place, mask=inside, other=0.0).to(tl.float32)
+            tl.store(output + row * width + L + place, own, mask=inside)
+            tl.store(low_output + row * width + L + place, own, mask=inside)
+
+
+def sizes(width: int) -> dict[str, int]:
+    """Return the constants of a kernel for rows of a width."""
+    return {"BLOCK": block(width), "num_warps": warps(block(width))}
+
+
+def copy_for(low: torch.dtype, output: Tensor) -> Tensor:
+    """Return memory for a copy of an output in the type of matmuls, or the output if that is its type."""
+    return output if output.dtype == low else torch.empty(output.shape, dtype=low, device=output.device)
+
+
+def tanh_of_sum(
+    mapped: Tensor, dtype: torch.dtype, bias: Tensor | None = None, *others: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the tanh of a sum of `mapped` and of none or two `others`, in `dtype` and in the type of `mapped`."""
+    output = torch.empty(mapped.shape, dtype=dtype, device=mapped.device)
+    low = copy_for(mapped.dtype, output)
+    reads, given = others or (None, None)
+    strides = (mapped.stride(0), reads.stride(0) if reads is not None else 0)
+    copy = None if low is output else low
+    width = mapped.shape[1]
+    launch(tanh_forward, mapped.shape[:1], mapped, reads, given, bias, output, copy, *strides, D=width, **sizes(width))
+    return output, low
+
+
+def tanh_gradient(mapped: Tensor, given: Tensor | None, value: Tensor, output: Tensor, low_output: Tensor) -> None:
+    """Fill the gradient before a tanh, in both types, from the parts of that after it and its value."""
+    rows, width = value.shape
+    tensors = (mapped, given, value, output, low_output)
+    strides = (output.stride(0), low_output.stride(0))
+    launch(tanh_backward, (rows,), *tensors, *strides, D=width, **sizes(width))
+
+
+def drawn(
+    mapped: Tensor, bias: Tensor, noise: Tensor | None, dtype: torch.dtype, largest: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the moments, z, and z in the type of `mapped`, the moments without `bias`."""
+    moments = torch.empty(mapped.shape, dtype=dtype, device=mapped.device)
+    value = moments if noise is None else torch.empty(noise.shape, dtype=dtype, device=mapped.device)
+    low = copy_for(mapped.dtype, value)
+    width = value.shape[1]
+    tensors: Any = (mapped, bias, noise, moments, value, None if low is value else low)
+    launch(draw_forward, mapped.shape[:1], *tensors, L=width, LARGEST=largest, **sizes(width))
+    return moments, value, low
+
+
+def draw_gradient(
+    mapped: Tensor, given: Tensor, moments: Tensor, noise: Tensor | None, output: Tensor, low: Tensor, largest: float
+) -> None:
+    """Fill the gradient of the moments, in both types."""
+    rows, width = mapped.shape
+    tensors = (mapped, given, moments, noise, output, low)
+    launch(draw_backward, (rows,), *tensors, L=width, LARGEST=largest, **sizes(width))
