@@ -10,7 +10,7 @@ from transformers.masking_utils import create_bidirectional_mask, create_causal_
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .decoder_cache import read_source_memory, self_attention_cache
-from .kernels_cpu_matmuls import project
+from .kernels_cpu_matmuls import project, project_together
 from .kernels_shared import dropout as random_dropout
 from .kernels_shared import has_short_rows, is_plain, prefers_plain_matmuls
 
@@ -143,7 +143,7 @@ class MultiHeadAttention(nn.Module):
         batch_size, query_length = hidden_states.shape[:2]
         if self.memory is None:
             projections = (self.q_proj, self.k_proj, self.v_proj)
-            query, key, value = (self.split_heads(project(linear, hidden_states)) for linear in projections)
+            query, key, value = map(self.split_heads, project_together(projections, hidden_states))
             if cache is not None:
                 own = self_attention_cache(cache)
                 key, value = own.update(key, value, self.layer_idx)  # type: ignore[arg-type]  # not None with a cache
@@ -196,7 +196,7 @@ class MultiHeadAttention(nn.Module):
 
     def project_memory(self, key_value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of a memory, each `(num_sources, num_heads, key_length, head_dim)`."""
-        keys, values = project(self.k_proj, key_value_states), project(self.v_proj, key_value_states)
+        keys, values = project_together((self.k_proj, self.v_proj), key_value_states)
         return self.split_heads(keys), self.split_heads(values)
 
     def split_heads(self, states: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import kernels_triton_attentional_steps as triton_steps
 from .attention import masked_softmax
 from .kernels_cpu_matmuls import StepMatmuls, fast_linear, project
 from .kernels_shared import (
@@ -24,6 +23,7 @@ from .kernels_shared import (
     scan_steps,
     with_autocast,
 )
+from .kernels_triton_attentional_steps import run_backward, run_forward, suits
 
 
 # Below this number of values torch's own tanh is as fast.
@@ -159,10 +159,10 @@ def steps_forward(
     part = None if further is None else further(*rest[STEP_WEIGHTS:])
     _, length, width = keys.shape
     is_conditional = weights.word_weight is not None
-    if maps is None and triton_steps.suits(keys, values, state):
+    if maps is None and suits(keys, values, state):
         low = autocast_dtype(keys.device) or keys.dtype
         with with_autocast(keys.device, None):
-            return triton_steps.run_forward(tuple(tensors), weights, part, low, saved)
+            return run_forward(tuple(tensors), weights, part, low, saved)
     map_word, map_query, map_context = step_matmuls(weights) if maps is None else maps
 
     def advance(state: Tensor, gate: Tensor, *inputs: Tensor) -> list[Tensor]:
@@ -264,7 +264,7 @@ class AttentionalSteps(CustomGradient):
             if not saved:
                 steps_forward(tensors, steps, further)
             low = autocast_dtype(keys.device) or keys.dtype
-        if triton_steps.suits(keys, values, grad_states):
+        if suits(keys, values, grad_states):
             if saved:
                 size = (len(saved) - 5) // count
                 steps = [saved[:5], *(saved[5 + j * size : 5 + (j + 1) * size] for j in range(count))]
@@ -273,7 +273,7 @@ class AttentionalSteps(CustomGradient):
                 part.start_backward(others, [gradient.contiguous() for gradient in grad_others], *of_reads)
 
             gradients = (grad_states, grad_attention)
-            return triton_steps.run_backward(tuple(steps), gradients, tensors, weights, part, low, attention, start)
+            return run_backward(tuple(steps), gradients, tensors, weights, part, low, attention, start)
         if saved:
             size = len(saved) // count
             steps = [saved[j * size : (j + 1) * size] for j in range(count)]

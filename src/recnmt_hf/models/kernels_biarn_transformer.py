@@ -27,6 +27,8 @@ from .kernels_shared import (
     is_plain,
     on_cpu,
 )
+from .kernels_triton import runs_triton
+from .kernels_triton_gru import GRUStep
 
 
 Pair = tuple[Tensor, Tensor]
@@ -331,6 +333,8 @@ def run_steps(
             write, forget, cell, out = (gates + recurrent).chunk(4, dim=-1)
             carry = torch.sigmoid(forget) * carry + torch.sigmoid(write) * torch.tanh(cell)
             state = (torch.sigmoid(out) * torch.tanh(carry)).to(state.dtype)
+        elif runs_triton(gates, recurrent, state):
+            state, _ = GRUStep.apply(gates.contiguous(), recurrent.contiguous(), state.contiguous())
         else:
             reset, update = torch.sigmoid(gates[..., : 2 * width] + recurrent[..., : 2 * width]).chunk(2, dim=-1)
             new = torch.tanh(gates[..., 2 * width :] + reset * recurrent[..., 2 * width :])

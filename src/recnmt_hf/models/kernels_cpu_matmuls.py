@@ -6,13 +6,14 @@ generates. `RECNMT_FAST_PATHS=0` leaves all matmuls to torch.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from .kernels_shared import CustomGradient, allowed, autocast_dtype, enabled, has_bfloat16, is_plain
+from .kernels_shared import CustomGradient, allowed, autocast_dtype, enabled, has_bfloat16, is_plain, on_cpu
 
 
 ORDINARY = (Tensor, nn.Parameter)
@@ -116,6 +117,15 @@ def project(layer: nn.Module, states: Tensor, activation: Any = None) -> Tensor:
     else:
         projected = layer(states)
     return projected if activation is None else activation(projected)
+
+
+def project_together(layers: Sequence[nn.Linear], states: Tensor) -> Sequence[Tensor]:
+    """Apply linear layers of one width to the same states; where launches cost, in training by one matmul."""
+    joins = torch.is_grad_enabled() and not on_cpu(states) and enabled()
+    if not joins or not all(is_plain(layer, nn.Linear) for layer in layers):
+        return [project(layer, states) for layer in layers]
+    weight, bias = (torch.cat([getattr(layer, name) for layer in layers]) for name in ("weight", "bias"))
+    return nn.functional.linear(states, weight, bias).chunk(len(layers), dim=-1)
 
 
 # -- matmuls of a recurrence -------------------------------------------------------------------------------------------

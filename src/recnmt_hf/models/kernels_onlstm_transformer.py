@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import kernels_triton_onlstm_transformer
 from .kernels_cpu_matmuls import StepMatmuls, fast_linear
 from .kernels_shared import CustomGradient, autocast_dtype, final_gradients, on_cpu, wide_type, with_autocast
+from .kernels_triton_onlstm_transformer import run_backward, run_forward, suits
 
 
 # Size of a tensor that fits into a processor's cache with a dozen others; on accelerators, which launch each operation,
@@ -182,10 +182,9 @@ class ONLSTMSteps(CustomGradient):
         rows = 4 * size  # the master gates follow
         matmuls = [StepMatmuls(weight) for weight in weights]
         buffer = input_gates(inputs, input_weights, biases)
-        if kernels_triton_onlstm_transformer.suits(counts, buffer, *weights):
+        if suits(counts, buffer, *weights):
             matrix = torch.stack([matmul.weight.t() for matmul in matmuls])
-            run = kernels_triton_onlstm_transformer.run_forward
-            states, shares, cells = run(buffer, matrix, len(counts), chunk_size, weights[0].dtype)
+            states, shares, cells = run_forward(buffer, matrix, len(counts), chunk_size, weights[0].dtype)
             return states, buffer, shares, cells
         shares = buffer.new_empty(directions, words, 2, (buffer.shape[-1] - rows) // 2)
         cells = buffer.new_empty(directions, words, size)
@@ -251,10 +250,10 @@ class ONLSTMSteps(CustomGradient):
         retains_graph = torch._C._autograd._get_current_graph_task_keep_graph()
         grad_buffer = torch.empty_like(buffer) if retains_graph else buffer
         all_low = grad_buffer
-        if kernels_triton_onlstm_transformer.suits(counts, buffer, *weights):
+        if suits(counts, buffer, *weights):
             matrix = torch.stack([matmul.weight for matmul in matmuls])
             tensors = buffer, grad_buffer, shares, cells, gradient, matrix
-            all_low = kernels_triton_onlstm_transformer.run_backward(*tensors, chunk_size, len(counts))
+            all_low = run_backward(*tensors, chunk_size, len(counts))
         else:
             backward_steps(buffer, grad_buffer, shares, cells, gradient, matmuls, counts, chunk_size)
         first, starts = counts[0], list(itertools.accumulate(counts, initial=0))

@@ -36,7 +36,7 @@ def runs_triton(*tensors: Tensor) -> bool:
 
 def launch(kernel: Any, grid: Sequence[int], *arguments: Any, **constants: Any) -> None:
     """Launch a kernel on a grid of programs."""
-    if all([observe(kernel) for observe in observers]):
+    if all(observe(kernel) for observe in observers):
         kernel[tuple(grid)](*arguments, **constants)
 
 

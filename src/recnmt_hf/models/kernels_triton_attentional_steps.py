@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernels_triton import block, launch, runs_triton, warps
+from .kernels_triton import block, launch, runs_triton
+from .kernels_triton_gru import gru_backward, gru_forward, launch_rows
 
 
 try:
@@ -23,107 +24,6 @@ TILE, LONGEST = 4096, 1024
 
 
 if triton is not None:
-
-    @triton.jit
-    def gru_forward(
-        gates, reads, added, bias, recurrent, recurrent_bias, state, real, previous, output, low_output, kept,
-        reads_stride, recurrent_stride, D: tl.constexpr, BLOCK: tl.constexpr,
-    ):  # fmt: skip
-        """
-        A GRU cell for one row: the input's part of its gates is the sum of what is given of `gates`, `reads`, `added`
-        `(rows, 3 * d)` and `bias`. Where the word is not `real`, the output is `previous`. `kept` `(rows, 4 * d)` are
-        reset and update gate, new values, and the recurrent part of these.
-        """
-        row = tl.program_id(0).to(tl.int64)
-        place = tl.arange(0, BLOCK)
-        inside = place < D
-        mapped = recurrent + row * recurrent_stride + place
-        reset = tl.load(mapped, mask=inside, other=0.0).to(tl.float32)
-        update = tl.load(mapped + D, mask=inside, other=0.0).to(tl.float32)
-        inner = tl.load(mapped + 2 * D, mask=inside, other=0.0).to(tl.float32)
-        reset += tl.load(recurrent_bias + place, mask=inside, other=0.0).to(tl.float32)
-        update += tl.load(recurrent_bias + D + place, mask=inside, other=0.0).to(tl.float32)
-        inner += tl.load(recurrent_bias + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
-        new = tl.zeros_like(inner)
-        if gates is not None:
-            reset += tl.load(gates + row * 3 * D + place, mask=inside, other=0.0).to(tl.float32)
-            update += tl.load(gates + row * 3 * D + D + place, mask=inside, other=0.0).to(tl.float32)
-            new += tl.load(gates + row * 3 * D + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
-        if reads is not None:
-            reset += tl.load(reads + row * reads_stride + place, mask=inside, other=0.0).to(tl.float32)
-            update += tl.load(reads + row * reads_stride + D + place, mask=inside, other=0.0).to(tl.float32)
-            new += tl.load(reads + row * reads_stride + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
-        if added is not None:
-            reset += tl.load(added + row * 3 * D + place, mask=inside, other=0.0).to(tl.float32)
-            update += tl.load(added + row * 3 * D + D + place, mask=inside, other=0.0).to(tl.float32)
-            new += tl.load(added + row * 3 * D + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
-        if bias is not None:
-            reset += tl.load(bias + place, mask=inside, other=0.0).to(tl.float32)
-            update += tl.load(bias + D + place, mask=inside, other=0.0).to(tl.float32)
-            new += tl.load(bias + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
-        reset, update = tl.sigmoid(reset), tl.sigmoid(update)
-        new = 2 * tl.sigmoid(2 * (new + reset * inner)) - 1
-        before = tl.load(state + row * D + place, mask=inside, other=0.0).to(tl.float32)
-        result = new + update * (before - new)
-        if real is not None:
-            is_real = tl.load(real + row)
-            result = tl.where(is_real, result, tl.load(previous + row * D + place, mask=inside, other=0.0))
-        tl.store(output + row * D + place, result, mask=inside)
-        if low_output is not None:
-            tl.store(low_output + row * D + place, result, mask=inside)
-        if kept is not None:
-            tl.store(kept + row * 4 * D + place, reset, mask=inside)
-            tl.store(kept + row * 4 * D + D + place, update, mask=inside)
-            tl.store(kept + row * 4 * D + 2 * D + place, new, mask=inside)
-            tl.store(kept + row * 4 * D + 3 * D + place, inner, mask=inside)
-
-    @triton.jit
-    def gru_backward(
-        gradient, mapped, given, real, state, kept, grad_gates, grad_recurrent, carried, skipped, added_skip,
-        grad_gates_stride, grad_recurrent_stride, D: tl.constexpr, BLOCK: tl.constexpr,
-    ):  # fmt: skip
-        """
-        The cell back, from the sum of `gradient`, `mapped` and `given`: the gradients of both parts of the gates, and of
-        the state outside of the recurrent part, `carried`. Where the word is not `real`, the gradient passes to
-        `skipped`, which a cell before this adds as `added_skip`.
-        """
-        row = tl.program_id(0).to(tl.int64)
-        place = tl.arange(0, BLOCK)
-        inside = place < D
-        total = tl.load(gradient + row * D + place, mask=inside, other=0.0).to(tl.float32)
-        if mapped is not None:
-            total += tl.load(mapped + row * D + place, mask=inside, other=0.0).to(tl.float32)
-        if given is not None:
-            total += tl.load(given + row * D + place, mask=inside, other=0.0).to(tl.float32)
-        rest = tl.zeros_like(total)
-        if real is not None:
-            is_real = tl.load(real + row)
-            rest = tl.where(is_real, 0.0, total)
-            total = tl.where(is_real, total, 0.0)
-        reset = tl.load(kept + row * 4 * D + place, mask=inside, other=0.0).to(tl.float32)
-        update = tl.load(kept + row * 4 * D + D + place, mask=inside, other=0.0).to(tl.float32)
-        new = tl.load(kept + row * 4 * D + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
-        inner = tl.load(kept + row * 4 * D + 3 * D + place, mask=inside, other=0.0).to(tl.float32)
-        before = tl.load(state + row * D + place, mask=inside, other=0.0).to(tl.float32)
-        through_new = total * (1 - update) * (1 - new * new)
-        through_reset = through_new * inner * reset * (1 - reset)
-        through_update = total * (before - new) * update * (1 - update)
-        into = grad_gates + row * grad_gates_stride + place
-        tl.store(into, through_reset, mask=inside)
-        tl.store(into + D, through_update, mask=inside)
-        tl.store(into + 2 * D, through_new, mask=inside)
-        into = grad_recurrent + row * grad_recurrent_stride + place
-        tl.store(into, through_reset, mask=inside)
-        tl.store(into + D, through_update, mask=inside)
-        tl.store(into + 2 * D, through_new * reset, mask=inside)
-        total = total * update
-        if skipped is not None:
-            tl.store(skipped + row * D + place, rest, mask=inside)
-        else:
-            total += rest
-        if added_skip is not None:
-            total += tl.load(added_skip + row * D + place, mask=inside, other=0.0)
-        tl.store(carried + row * D + place, total, mask=inside)
 
     @triton.jit
     def attention_forward(
@@ -283,7 +183,6 @@ def run_forward(
     mapped, reads = new(count, rows, joint.shape[1], dtype=low), new(rows, values.shape[-1])
     low_state = state.to(low)
     low_middle = torch.empty_like(low_state) if has_low else None
-    constants = {"D": width, "BLOCK": block(width), "num_warps": warps(block(width))}
     others: list[Any] = []
     kept_by_part: list[Any] = []
     state = state.contiguous()
@@ -297,7 +196,7 @@ def run_forward(
             kept = None if kept_first is None else kept_first[j]
             inputs = (gates[j], None, None, None, recurrent, weights.word_bias, state, None, None)
             outputs = (middle, low_middle, kept, 0, 3 * width)
-            launch(gru_forward, (rows,), *inputs, *outputs, **constants)
+            launch_rows(gru_forward, state, *inputs, *outputs)
         both = torch.mm(low_input, joint, out=mapped[at])
         attention.forward(both, all_weights[j], reads)
         added = None
@@ -315,7 +214,7 @@ def run_forward(
         is_real = None if real is None else real[j]
         kept = None if kept_second is None else kept_second[j]
         outputs = (states[j], low_state if has_low else None, kept, values.shape[-1], joint.shape[1])
-        launch(gru_forward, (rows,), *inputs, is_real, state, *outputs, **constants)
+        launch_rows(gru_forward, state, *inputs, is_real, state, *outputs)
         state, low_state = states[j], low_state if has_low else states[j]
     if saved is not None:
         before = torch.cat([tensors[4][None], states[:-1]])
@@ -351,13 +250,12 @@ def run_backward(
     grad_context = grad_reads[..., : 3 * width]
     if part is not None:
         start_part(grad_context, grad_reads[..., 3 * width :])
-    constants = {"D": width, "BLOCK": block(width), "num_warps": warps(block(width))}
     recurrent = None
     for j in reversed(range(steps)):
         is_real = None if real is None else real[j]
         inputs = (carried, recurrent, grad_states[j], is_real, states[j], kept_second[j])
         outputs = (grad_reads[j], grad_joint[j, :, width:], carried, skipped if is_conditional else None, None)
-        launch(gru_backward, (rows,), *inputs, *outputs, values.shape[-1], len(joint), **constants)
+        launch_rows(gru_backward, carried, *inputs, *outputs, values.shape[-1], len(joint))
         given = None
         if part is not None and part.hidden is not None:
             part.step_backward_on_gpu(j, by_part[j], grad_joint[j, :, 4 * width :])
@@ -368,7 +266,7 @@ def run_backward(
         if is_conditional:
             inputs = (carried, recurrent, given, None, before[j], kept_first[j])
             outputs = (grad_gates[j], grad_first[j], carried, None, skipped if real is not None else None)
-            launch(gru_backward, (rows,), *inputs, *outputs, 3 * width, 3 * width, **constants)
+            launch_rows(gru_backward, carried, *inputs, *outputs, 3 * width, 3 * width)
             recurrent = torch.mm(grad_first[j], word)
         elif given is not None:
             carried += given

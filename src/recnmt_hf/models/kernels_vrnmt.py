@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import kernels_triton_vrnmt
 from .kernels_attentional_steps import differentiable_steps, tanh_
 from .kernels_cpu_matmuls import StepMatmuls
 from .kernels_shared import graph_operator
+from .kernels_triton_vrnmt import draw_gradient, drawn, tanh_gradient, tanh_of_sum
 
 
 LARGEST_LOG_VARIANCE = 10.0
@@ -105,10 +105,10 @@ class LatentPart:
     ) -> tuple[Tensor, list[Tensor], tuple[Tensor | None, ...]]:
         """Compute [`step`] by kernels, from the query's part `mapped` of the hidden layer."""
         dtype = query.dtype
-        hidden, low = kernels_triton_vrnmt.tanh_of_sum(mapped, dtype, None, reads, given)
+        hidden, low = tanh_of_sum(mapped, dtype, None, reads, given)
         mapped = torch.mm(low, self.moments.weight.t())
-        moments, value, low = kernels_triton_vrnmt.drawn(mapped, self.moments.bias, noise, dtype, LARGEST_LOG_VARIANCE)
-        u, low = kernels_triton_vrnmt.tanh_of_sum(torch.mm(low, self.latent.weight.t()), dtype, self.latent.bias)
+        moments, value, low = drawn(mapped, self.moments.bias, noise, dtype, LARGEST_LOG_VARIANCE)
+        u, low = tanh_of_sum(torch.mm(low, self.latent.weight.t()), dtype, self.latent.bias)
         return torch.mm(low, self.gates.weight.t()), [query, moments, u], (hidden, value, noise)
 
     def start_backward(
@@ -146,13 +146,13 @@ class LatentPart:
         hidden, _, noise = saved
         low = torch.empty_like(self.all_u[j], dtype=low_hidden.dtype)
         mapped = torch.mm(self.grad_gates[j].to(low.dtype), self.gates.weight)
-        kernels_triton_vrnmt.tanh_gradient(mapped, self.of_u[j], self.all_u[j], self.grad_latents[j], low)
+        tanh_gradient(mapped, self.of_u[j], self.all_u[j], self.grad_latents[j], low)
         mapped, moments = torch.mm(low, self.latent.weight), self.all_moments[j]
         low = torch.empty_like(moments, dtype=low.dtype)
         tensors = (mapped, self.of_moments[j], moments, noise, self.grad_moments[j], low)
-        kernels_triton_vrnmt.draw_gradient(*tensors, LARGEST_LOG_VARIANCE)
+        draw_gradient(*tensors, LARGEST_LOG_VARIANCE)
         mapped = torch.mm(low, self.moments.weight)
-        kernels_triton_vrnmt.tanh_gradient(mapped, None, hidden, self.grad_hidden[j], low_hidden)
+        tanh_gradient(mapped, None, hidden, self.grad_hidden[j], low_hidden)
 
     def gradients(self, queries: Tensor, saved: Sequence[Any]) -> tuple[Tensor | None, ...]:
         """Return the gradients of all tensors, from all steps' queries and saved tensors."""
