@@ -18,6 +18,10 @@ import pytest
 import torch
 from other_processes import other_process
 
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are imported
+
 import recnmt_hf
 from recnmt_hf.data.generated import generate_corpus
 from recnmt_hf.data.tokenization import train_tokenizer

@@ -23,11 +23,14 @@ from .kernels_shared import (
     scan_steps,
     with_autocast,
 )
-from .kernels_triton_attentional_steps import run_backward, run_forward, suits
+from .kernels_triton import runs_triton, sample, with_gradients
+from .kernels_triton_attentional_steps import run_backward, run_forward
 
 
 # Below this number of values torch's own tanh is as fast.
 FEW_VALUES = 2**12
+# Most source positions of the Triton kernels.
+LONGEST = 1024
 
 
 class StepWeights(NamedTuple):
@@ -139,6 +142,19 @@ def step_matmuls(weights: StepWeights) -> tuple[Any, StepMatmuls, StepMatmuls]:
     )
 
 
+def runs_kernels(keys: Tensor, values: Tensor, states: Tensor) -> bool:
+    """Return whether Triton kernels compute the steps with keys, values and states."""
+    return keys.shape[1] <= LONGEST and runs_triton("additive attention", example, keys, values, states)
+
+
+def example(*place: Any) -> list[Tensor]:
+    """Return the results and gradients of a few steps for [`runs_triton`]."""
+    shapes: Any = [(3, 4, 60), (2, 5, 20), (2, 5, 60), None, (4, 20), None, (60, 20), (60,), (20, 20), (20,)]
+    shapes += [(60, 20), (60,), (60,)]
+    tensors = [None if shape is None else sample(*place, *shape) for shape in shapes]
+    return with_gradients(differentiable_steps(tensors), [tensor for tensor in tensors if tensor is not None])
+
+
 def steps_forward(
     tensors: Sequence[Any],
     saved: list[tuple[Tensor | None, ...]] | None = None,
@@ -159,7 +175,7 @@ def steps_forward(
     part = None if further is None else further(*rest[STEP_WEIGHTS:])
     _, length, width = keys.shape
     is_conditional = weights.word_weight is not None
-    if maps is None and suits(keys, values, state):
+    if maps is None and runs_kernels(keys, values, state):
         low = autocast_dtype(keys.device) or keys.dtype
         with with_autocast(keys.device, None):
             return run_forward(tuple(tensors), weights, part, low, saved)
@@ -264,7 +280,7 @@ class AttentionalSteps(CustomGradient):
             if not saved:
                 steps_forward(tensors, steps, further)
             low = autocast_dtype(keys.device) or keys.dtype
-        if suits(keys, values, grad_states):
+        if runs_kernels(keys, values, grad_states):
             if saved:
                 size = (len(saved) - 5) // count
                 steps = [saved[:5], *(saved[5 + j * size : 5 + (j + 1) * size] for j in range(count))]

@@ -27,8 +27,7 @@ from .kernels_shared import (
     is_plain,
     on_cpu,
 )
-from .kernels_triton import runs_triton
-from .kernels_triton_gru import GRUStep
+from .kernels_triton_gru import gru_step
 
 
 Pair = tuple[Tensor, Tensor]
@@ -308,7 +307,7 @@ def run_steps(
     """Run [`attentive_steps`] with the parameters of each direction."""
     count, (batch_size, _, embed_dim) = len(directions), inputs.shape
     head_dim = embed_dim // num_heads
-    width, scale = directions[0].cell_state[0].shape[1], head_dim**-0.5
+    scale = head_dim**-0.5
 
     # A graph is free of the length.
     few = not torch.compiler.is_compiling() and few_steps(steps, num_heads, inputs)
@@ -333,12 +332,8 @@ def run_steps(
             write, forget, cell, out = (gates + recurrent).chunk(4, dim=-1)
             carry = torch.sigmoid(forget) * carry + torch.sigmoid(write) * torch.tanh(cell)
             state = (torch.sigmoid(out) * torch.tanh(carry)).to(state.dtype)
-        elif runs_triton(gates, recurrent, state):
-            state, _ = GRUStep.apply(gates.contiguous(), recurrent.contiguous(), state.contiguous())
         else:
-            reset, update = torch.sigmoid(gates[..., : 2 * width] + recurrent[..., : 2 * width]).chunk(2, dim=-1)
-            new = torch.tanh(gates[..., 2 * width :] + reset * recurrent[..., 2 * width :])
-            state = new + update * (state - new)
+            state = gru_step(gates, recurrent, state)
         states.append(state)
     return torch.stack(states, dim=2), torch.stack(attentions)
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from .kernels_cpu_matmuls import StepMatmuls, fast_linear
 from .kernels_shared import CustomGradient, autocast_dtype, final_gradients, on_cpu, wide_type, with_autocast
-from .kernels_triton_onlstm_transformer import run_backward, run_forward, suits
+from .kernels_triton import runs_triton, sample, with_gradients
+from .kernels_triton_onlstm_transformer import run_backward, run_forward
 
 
 # Size of a tensor that fits into a processor's cache with a dozen others; on accelerators, which launch each operation,
@@ -159,6 +160,17 @@ def backward_steps(
                     target.copy_(matmul.backward(source))
 
 
+def runs_kernels(counts: Sequence[int], *tensors: Tensor) -> bool:
+    """Return whether Triton kernels compute the steps: only if all sentences have each."""
+    return counts[0] == counts[-1] and runs_triton("ON-LSTM", example, *tensors)
+
+
+def example(*place: Any) -> list[Tensor]:
+    """Return the results and gradients of a small ON-LSTM for [`runs_triton`]."""
+    tensors = [sample(*place, *shape) for shape in ((10, 6), (60, 6), (60,), (60, 12))]
+    return with_gradients(ONLSTMSteps.apply((5, 5), 2, *tensors)[:1], tensors)
+
+
 class ONLSTMSteps(CustomGradient):
     """
     All steps of an ON-LSTM in one or both directions, from zero states.
@@ -182,7 +194,7 @@ class ONLSTMSteps(CustomGradient):
         rows = 4 * size  # the master gates follow
         matmuls = [StepMatmuls(weight) for weight in weights]
         buffer = input_gates(inputs, input_weights, biases)
-        if suits(counts, buffer, *weights):
+        if runs_kernels(counts, buffer, *weights):
             matrix = torch.stack([matmul.weight.t() for matmul in matmuls])
             states, shares, cells = run_forward(buffer, matrix, len(counts), chunk_size, weights[0].dtype)
             return states, buffer, shares, cells
@@ -250,7 +262,7 @@ class ONLSTMSteps(CustomGradient):
         retains_graph = torch._C._autograd._get_current_graph_task_keep_graph()
         grad_buffer = torch.empty_like(buffer) if retains_graph else buffer
         all_low = grad_buffer
-        if suits(counts, buffer, *weights):
+        if runs_kernels(counts, buffer, *weights):
             matrix = torch.stack([matmul.weight for matmul in matmuls])
             tensors = buffer, grad_buffer, shares, cells, gradient, matrix
             all_low = run_backward(*tensors, chunk_size, len(counts))

@@ -1,37 +1,76 @@
 """
-What the Triton kernels of several families share: whether they run, their launch, and sizes of blocks.
+What the Triton kernels of several families share: whether they run, their launch, and parts of a row.
 
-Triton comes with torch's CUDA builds. With `TRITON_INTERPRET=1` the kernels run on the CPU, one operation at a time,
-for tests. Without Triton the paths of torch's own operators remain.
+Triton comes with torch's CUDA builds. Where it is missing, and on other devices, torch's operators compute the same.
 """
 
-import os
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .kernels_shared import allowed, is_exporting
+from .kernels_shared import allowed, is_exporting, with_autocast
 
 
 try:
     import triton
+    import triton.language as tl
 except ImportError:
     triton = None
 
-# Called before each launch, with the kernel; returns whether it is to be launched.
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Called before each launch with the kernel; returns whether it is to run. With any, kernels are chosen on all devices.
 observers: list[Callable[[Any], bool]] = []
+# Whether the kernels of a family agree with the reference, by name, device and data type.
+agreements: dict[tuple[str, torch.device, torch.dtype], bool] = {}
 
 
-def runs_triton(*tensors: Tensor) -> bool:
-    """Return whether kernels may run on tensors, which are on one device and of ordinary types."""
+def runs_triton(name: str, example: Callable[[torch.device, torch.dtype], list[Tensor]], *tensors: Tensor) -> bool:
+    """
+    Return whether a family's kernels compute with tensors: on a CUDA device, if the results and gradients of an
+    `example`, compared once per process, device and data type, agree with the reference. A warning says if they do not.
+    """
     if triton is None or not allowed() or is_exporting() or torch.compiler.is_compiling():
         return False
-    is_readable = all(tensor.is_cuda for tensor in tensors) or os.environ.get("TRITON_INTERPRET") == "1"
-    return (is_readable or bool(observers)) and all(
-        tensor.dtype in (torch.float32, torch.bfloat16, torch.float16) for tensor in tensors
-    )
+    if any(tensor.dtype not in TYPES for tensor in tensors):
+        return False
+    if observers or not all(tensor.is_cuda for tensor in tensors):
+        return bool(observers)
+    place = device, dtype = (tensors[0].device, tensors[0].dtype)
+    if (name, *place) not in agreements:
+        results, reason = [], "differ from the reference"
+        try:
+            for agreements[name, device, dtype] in (False, True):
+                with torch.enable_grad(), with_autocast(device, None):
+                    results.append(example(device, dtype))
+            agreements[name, device, dtype] = all(map(is_close, *results))
+        except Exception as error:  # of the compiler or the driver
+            agreements[name, device, dtype] = False
+            reason = f"cannot be used ({type(error).__name__}: {error})"
+        if not agreements[name, device, dtype]:
+            warnings.warn(f"The Triton kernels of {name} {reason}; torch's operators are used.", stacklevel=2)
+    return agreements[name, device, dtype]
+
+
+def is_close(found: Tensor, expected: Tensor) -> bool:
+    """Return whether two results agree to the precision of their type and of matmuls in lower precision."""
+    tolerance = 1e-2 if found.dtype == torch.float32 else 1e-1
+    return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def sample(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+    """Return an example's tensor, with a gradient."""
+    values = torch.arange(math.prod(shape), device=device, dtype=torch.float32).mul(0.7).sin()
+    return values.to(dtype).view(shape).requires_grad_()
+
+
+def with_gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return outputs and the gradients of their sum to inputs."""
+    total: Any = sum(output.float().square().sum() for output in outputs)
+    return [*outputs, *torch.autograd.grad(total, inputs)]
 
 
 def launch(kernel: Any, grid: Sequence[int], *arguments: Any, **constants: Any) -> None:
@@ -45,6 +84,31 @@ def block(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def warps(elements: int) -> int:
-    """Return the number of warps for a block of elements."""
-    return min(max(elements // 256, 1), 8)
+def row_constants(width: int) -> dict[str, int]:
+    """Return the constants of a kernel whose programs compute rows of this width."""
+    return {"BLOCK": block(width), "num_warps": min(max(block(width) // 256, 1), 8)}
+
+
+if triton is not None:
+
+    @triton.jit
+    def load_row(pointer, place, inside):  # type: ignore[no-untyped-def]
+        """Load the elements of a row that are `inside`, in float32, 0 beside them."""
+        return tl.load(pointer + place, mask=inside, other=0.0).to(tl.float32)
+
+    @triton.jit
+    def load_gates(pointer, place, inside, D):  # type: ignore[no-untyped-def]
+        """Load three rows that follow each other."""
+        first, second = load_row(pointer, place, inside), load_row(pointer + D, place, inside)
+        return first, second, load_row(pointer + 2 * D, place, inside)
+
+    @triton.jit
+    def store_gates(pointer, place, inside, D, first, second, third):  # type: ignore[no-untyped-def]
+        """Store three rows that follow each other."""
+        tl.store(pointer + place, first, mask=inside)
+        tl.store(pointer + D + place, second, mask=inside)
+        tl.store(pointer + 2 * D + place, third, mask=inside)
+
+    @triton.jit
+    def tanh(values):  # type: ignore[no-untyped-def]
+        return 2 * tl.sigmoid(2 * values) - 1

@@ -9,18 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernels_triton import block, launch, runs_triton
+from .kernels_triton import block, launch
 from .kernels_triton_gru import gru_backward, gru_forward, launch_rows
 
 
 try:
     import triton
     import triton.language as tl
+
+    from .kernels_triton import load_row, tanh
 except ImportError:
     triton = None
 
-# Elements of a tile of source positions times channels, and most source positions.
-TILE, LONGEST = 4096, 1024
+# Elements of a tile of source positions times channels.
+TILE = 4096
 
 
 if triton is not None:
@@ -45,11 +47,11 @@ if triton is not None:
         for start in range(0, D, BLOCK_D):
             place = start + tl.arange(0, BLOCK_D)
             inside = place < D
-            asked = tl.load(query + row * query_stride + place, mask=inside, other=0.0).to(tl.float32)
-            factor = tl.load(score + place, mask=inside, other=0.0).to(tl.float32)
+            asked = load_row(query + row * query_stride, place, inside)
+            factor = load_row(score, place, inside)
             is_key = is_word[:, None] & inside[None, :]
-            key = tl.load(keys + word[:, None] * D + place[None, :], mask=is_key, other=0.0).to(tl.float32)
-            energy += tl.sum((2 * tl.sigmoid(2 * (key + asked[None, :])) - 1) * factor[None, :], 1)
+            key = load_row(keys, word[:, None] * D + place[None, :], is_key)
+            energy += tl.sum(tanh(key + asked[None, :]) * factor[None, :], 1)
         sees = is_word
         if visible is not None:
             sees = is_word & tl.load(visible + source * length + word, mask=is_word, other=0).to(tl.int1)
@@ -63,7 +65,7 @@ if triton is not None:
             place = start + tl.arange(0, BLOCK_V)
             inside = place < V
             is_value = is_word[:, None] & inside[None, :]
-            value = tl.load(values + word[:, None] * V + place[None, :], mask=is_value, other=0.0).to(tl.float32)
+            value = load_row(values, word[:, None] * V + place[None, :], is_value)
             tl.store(reads + row * V + place, tl.sum(weight[:, None] * value, 0), mask=inside)
 
     @triton.jit
@@ -85,24 +87,24 @@ if triton is not None:
         slopes += source * length * D
         for member in range(group):
             row = source * group + member
-            grad_weight = tl.load(grad_attention + row * length + word, mask=is_word, other=0.0).to(tl.float32)
+            grad_weight = load_row(grad_attention + row * length, word, is_word)
             for start in range(0, V, BLOCK_V):
                 place = start + tl.arange(0, BLOCK_V)
                 inside = place < V
                 is_value = is_word[:, None] & inside[None, :]
-                value = tl.load(values + word[:, None] * V + place[None, :], mask=is_value, other=0.0).to(tl.float32)
-                read = tl.load(grad_reads + row * V + place, mask=inside, other=0.0).to(tl.float32)
+                value = load_row(values, word[:, None] * V + place[None, :], is_value)
+                read = load_row(grad_reads + row * V, place, inside)
                 grad_weight += tl.sum(value * read[None, :], 1)
-            weight = tl.load(attention + row * length + word, mask=is_word, other=0.0).to(tl.float32)
+            weight = load_row(attention + row * length, word, is_word)
             grad_energy = weight * (grad_weight - tl.sum(weight * grad_weight, 0))
             for start in range(part * BLOCK_D, D, PARTS * BLOCK_D):
                 place = start + tl.arange(0, BLOCK_D)
                 inside = place < D
                 is_key = is_word[:, None] & inside[None, :]
-                asked = tl.load(query + row * query_stride + place, mask=inside, other=0.0).to(tl.float32)
-                factor = tl.load(score + place, mask=inside, other=0.0).to(tl.float32)
-                key = tl.load(keys + word[:, None] * D + place[None, :], mask=is_key, other=0.0).to(tl.float32)
-                energies = 2 * tl.sigmoid(2 * (key + asked[None, :])) - 1
+                asked = load_row(query + row * query_stride, place, inside)
+                factor = load_row(score, place, inside)
+                key = load_row(keys, word[:, None] * D + place[None, :], is_key)
+                energies = tanh(key + asked[None, :])
                 own = grad_energy[:, None] * (1 - energies * energies)
                 tl.store(grad_query + row * grad_query_stride + place, tl.sum(own, 0) * factor, mask=inside)
                 into = slopes + word[:, None] * D + place[None, :]
@@ -110,11 +112,6 @@ if triton is not None:
                 into_score = of_score + source * D + place
                 earlier = tl.load(into_score, mask=inside, other=0.0)
                 tl.store(into_score, earlier + tl.sum(grad_energy[:, None] * energies, 0), mask=inside)
-
-
-def suits(keys: Tensor, values: Tensor, state: Tensor) -> bool:
-    """Return whether the kernels compute the steps with these keys, values and states."""
-    return keys.shape[1] <= LONGEST and runs_triton(keys, values, state)
 
 
 class Attention:

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from .kernels_shared import CustomGradient, final_gradients
-from .kernels_triton import block, launch, warps
+from .kernels_triton import launch, row_constants, runs_triton, sample, with_gradients
 
 
 try:
     import triton
     import triton.language as tl
+
+    from .kernels_triton import load_gates, load_row, store_gates, tanh
 except ImportError:
     triton = None
 
@@ -22,109 +24,94 @@ if triton is not None:
     def gru_forward(
         gates, reads, added, bias, recurrent, recurrent_bias, state, real, previous, output, low_output, kept,
         reads_stride, recurrent_stride, D: tl.constexpr, BLOCK: tl.constexpr,
-    ):  # fmt: skip
+    ):  # type: ignore[no-untyped-def]  # fmt: skip
         """
         A GRU cell for one row: the input's part of its gates is the sum of what is given of `gates`, `reads`, `added`
         `(rows, 3 * d)` and `bias`. Where the word is not `real`, the output is `previous`. `kept` `(rows, 4 * d)` are
         reset and update gate, new values, and the recurrent part of these.
         """
-        row = tl.program_id(0).to(tl.int64)
-        place = tl.arange(0, BLOCK)
+        row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         inside = place < D
-        mapped = recurrent + row * recurrent_stride + place
-        reset = tl.load(mapped, mask=inside, other=0.0).to(tl.float32)
-        update = tl.load(mapped + D, mask=inside, other=0.0).to(tl.float32)
-        inner = tl.load(mapped + 2 * D, mask=inside, other=0.0).to(tl.float32)
+        reset, update, inner = load_gates(recurrent + row * recurrent_stride, place, inside, D)
         if recurrent_bias is not None:
-            reset += tl.load(recurrent_bias + place, mask=inside, other=0.0).to(tl.float32)
-            update += tl.load(recurrent_bias + D + place, mask=inside, other=0.0).to(tl.float32)
-            inner += tl.load(recurrent_bias + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
+            a, b, c = load_gates(recurrent_bias, place, inside, D)
+            reset, update, inner = reset + a, update + b, inner + c
         new = tl.zeros_like(inner)
         if gates is not None:
-            reset += tl.load(gates + row * 3 * D + place, mask=inside, other=0.0).to(tl.float32)
-            update += tl.load(gates + row * 3 * D + D + place, mask=inside, other=0.0).to(tl.float32)
-            new += tl.load(gates + row * 3 * D + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
+            a, b, c = load_gates(gates + row * 3 * D, place, inside, D)
+            reset, update, new = reset + a, update + b, new + c
         if reads is not None:
-            reset += tl.load(reads + row * reads_stride + place, mask=inside, other=0.0).to(tl.float32)
-            update += tl.load(reads + row * reads_stride + D + place, mask=inside, other=0.0).to(tl.float32)
-            new += tl.load(reads + row * reads_stride + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
+            a, b, c = load_gates(reads + row * reads_stride, place, inside, D)
+            reset, update, new = reset + a, update + b, new + c
         if added is not None:
-            reset += tl.load(added + row * 3 * D + place, mask=inside, other=0.0).to(tl.float32)
-            update += tl.load(added + row * 3 * D + D + place, mask=inside, other=0.0).to(tl.float32)
-            new += tl.load(added + row * 3 * D + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
+            a, b, c = load_gates(added + row * 3 * D, place, inside, D)
+            reset, update, new = reset + a, update + b, new + c
         if bias is not None:
-            reset += tl.load(bias + place, mask=inside, other=0.0).to(tl.float32)
-            update += tl.load(bias + D + place, mask=inside, other=0.0).to(tl.float32)
-            new += tl.load(bias + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
+            a, b, c = load_gates(bias, place, inside, D)
+            reset, update, new = reset + a, update + b, new + c
         reset, update = tl.sigmoid(reset), tl.sigmoid(update)
-        new = 2 * tl.sigmoid(2 * (new + reset * inner)) - 1
-        before = tl.load(state + row * D + place, mask=inside, other=0.0).to(tl.float32)
-        result = new + update * (before - new)
+        new = tanh(new + reset * inner)
+        result = new + update * (load_row(state + row * D, place, inside) - new)
         if real is not None:
-            is_real = tl.load(real + row)
-            result = tl.where(is_real, result, tl.load(previous + row * D + place, mask=inside, other=0.0))
+            result = tl.where(tl.load(real + row), result, load_row(previous + row * D, place, inside))
         tl.store(output + row * D + place, result, mask=inside)
         if low_output is not None:
             tl.store(low_output + row * D + place, result, mask=inside)
         if kept is not None:
-            tl.store(kept + row * 4 * D + place, reset, mask=inside)
-            tl.store(kept + row * 4 * D + D + place, update, mask=inside)
-            tl.store(kept + row * 4 * D + 2 * D + place, new, mask=inside)
+            store_gates(kept + row * 4 * D, place, inside, D, reset, update, new)
             tl.store(kept + row * 4 * D + 3 * D + place, inner, mask=inside)
 
     @triton.jit
     def gru_backward(
         gradient, mapped, given, real, state, kept, grad_gates, grad_recurrent, carried, skipped, added_skip,
         grad_gates_stride, grad_recurrent_stride, D: tl.constexpr, BLOCK: tl.constexpr,
-    ):  # fmt: skip
+    ):  # type: ignore[no-untyped-def]  # fmt: skip
         """
-        The cell back, from the sum of `gradient`, `mapped` and `given`: the gradients of both parts of the gates, and of
-        the state outside of the recurrent part, `carried`. Where the word is not `real`, the gradient passes to
+        The cell back, from the sum of `gradient`, `mapped` and `given`: the gradients of both parts of the gates, and
+        of the state outside of the recurrent part, `carried`. Where the word is not `real`, the gradient passes to
         `skipped`, which a cell before this adds as `added_skip`.
         """
-        row = tl.program_id(0).to(tl.int64)
-        place = tl.arange(0, BLOCK)
+        row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         inside = place < D
-        total = tl.load(gradient + row * D + place, mask=inside, other=0.0).to(tl.float32)
+        total = load_row(gradient + row * D, place, inside)
         if mapped is not None:
-            total += tl.load(mapped + row * D + place, mask=inside, other=0.0).to(tl.float32)
+            total += load_row(mapped + row * D, place, inside)
         if given is not None:
-            total += tl.load(given + row * D + place, mask=inside, other=0.0).to(tl.float32)
+            total += load_row(given + row * D, place, inside)
         rest = tl.zeros_like(total)
         if real is not None:
             is_real = tl.load(real + row)
             rest = tl.where(is_real, 0.0, total)
             total = tl.where(is_real, total, 0.0)
-        reset = tl.load(kept + row * 4 * D + place, mask=inside, other=0.0).to(tl.float32)
-        update = tl.load(kept + row * 4 * D + D + place, mask=inside, other=0.0).to(tl.float32)
-        new = tl.load(kept + row * 4 * D + 2 * D + place, mask=inside, other=0.0).to(tl.float32)
-        inner = tl.load(kept + row * 4 * D + 3 * D + place, mask=inside, other=0.0).to(tl.float32)
-        before = tl.load(state + row * D + place, mask=inside, other=0.0).to(tl.float32)
+        reset, update, new = load_gates(kept + row * 4 * D, place, inside, D)
+        inner = load_row(kept + row * 4 * D + 3 * D, place, inside)
         through_new = total * (1 - update) * (1 - new * new)
         through_reset = through_new * inner * reset * (1 - reset)
-        through_update = total * (before - new) * update * (1 - update)
-        into = grad_gates + row * grad_gates_stride + place
-        tl.store(into, through_reset, mask=inside)
-        tl.store(into + D, through_update, mask=inside)
-        tl.store(into + 2 * D, through_new, mask=inside)
-        into = grad_recurrent + row * grad_recurrent_stride + place
-        tl.store(into, through_reset, mask=inside)
-        tl.store(into + D, through_update, mask=inside)
-        tl.store(into + 2 * D, through_new * reset, mask=inside)
+        through_update = total * (load_row(state + row * D, place, inside) - new) * update * (1 - update)
+        into = grad_gates + row * grad_gates_stride
+        store_gates(into, place, inside, D, through_reset, through_update, through_new)
+        into = grad_recurrent + row * grad_recurrent_stride
+        store_gates(into, place, inside, D, through_reset, through_update, through_new * reset)
         total = total * update
         if skipped is not None:
             tl.store(skipped + row * D + place, rest, mask=inside)
         else:
             total += rest
         if added_skip is not None:
-            total += tl.load(added_skip + row * D + place, mask=inside, other=0.0)
+            total += load_row(added_skip + row * D, place, inside)
         tl.store(carried + row * D + place, total, mask=inside)
+
+
+def launch_rows(kernel: Any, state: Tensor, *arguments: Any) -> None:
+    """Launch a kernel of a cell with a program for each row of the states `(.., d)`."""
+    width = state.shape[-1]
+    launch(kernel, (state.shape[:-1].numel(),), *arguments, D=width, **row_constants(width))
 
 
 class GRUStep(CustomGradient):
     """
     A GRU's next state from the input's and the state's part of its gates, with their biases, `(.., 3 * d)`, and the
-    state `(.., d)`, in the state's type.
+    state `(.., d)`, all contiguous.
     """
 
     @staticmethod
@@ -132,8 +119,8 @@ class GRUStep(CustomGradient):
         width = state.shape[-1]
         kept = state.new_empty(*state.shape[:-1], 4 * width, dtype=torch.float32)
         output = torch.empty_like(state)
-        tensors = (gates, None, None, None, recurrent, None, state, None, None, output, None, kept, 0, 3 * width)
-        launch_rows(gru_forward, state, *tensors)
+        inputs = (gates, None, None, None, recurrent, None, state, None, None)
+        launch_rows(gru_forward, state, *inputs, output, None, kept, 0, 3 * width)
         return output, kept
 
     @staticmethod
@@ -144,36 +131,30 @@ class GRUStep(CustomGradient):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, unused: Any) -> Any:
-        return final_gradients(lambda *tensors: GRUStep.gradients(*ctx.types, *tensors), gradient, *ctx.saved_tensors)
+        types = ctx.types
+        return final_gradients(lambda *tensors: GRUStep.gradients(types, *tensors), gradient, *ctx.saved_tensors)
 
     @staticmethod
-    def gradients(of_gates: torch.dtype, of_recurrent: torch.dtype, gradient: Tensor, *saved: Tensor) -> Any:
-        state, kept = saved
+    def gradients(types: tuple[torch.dtype, torch.dtype], gradient: Tensor, state: Tensor, kept: Tensor) -> Any:
         width = state.shape[-1]
-        shape = (*state.shape[:-1], 3 * width)
-        grad_gates, grad_recurrent = (
-            torch.empty(shape, dtype=of, device=state.device) for of in (of_gates, of_recurrent)
-        )
+        grad_gates, grad_recurrent = (state.new_empty(*state.shape[:-1], 3 * width, dtype=dtype) for dtype in types)
         carried = torch.empty_like(state)
-        tensors = (
-            gradient.contiguous(),
-            None,
-            None,
-            None,
-            state,
-            kept,
-            grad_gates,
-            grad_recurrent,
-            carried,
-            None,
-            None,
-        )
-        launch_rows(gru_backward, state, *tensors, 3 * width, 3 * width)
+        outputs = (grad_gates, grad_recurrent, carried, None, None)
+        inputs = (gradient.contiguous(), None, None, None, state, kept)
+        launch_rows(gru_backward, state, *inputs, *outputs, 3 * width, 3 * width)
         return grad_gates, grad_recurrent, carried
 
 
-def launch_rows(kernel: Any, state: Tensor, *arguments: Any) -> None:
-    """Launch a kernel of a cell with one program for each row of the states `(.., d)`."""
+def gru_step(gates: Tensor, recurrent: Tensor, state: Tensor) -> Tensor:
+    """Compute the next state of [`GRUStep`], by torch's operators where the kernels do not run."""
+    if runs_triton("GRU cells", gru_example, gates, recurrent, state):
+        return GRUStep.apply(gates.contiguous(), recurrent.contiguous(), state.contiguous())[0]
     width = state.shape[-1]
-    constants = {"D": width, "BLOCK": block(width), "num_warps": warps(block(width))}
-    launch(kernel, (state.shape[:-1].numel(),), *arguments, **constants)
+    reset, update = torch.sigmoid(gates[..., : 2 * width] + recurrent[..., : 2 * width]).chunk(2, dim=-1)
+    new = torch.tanh(gates[..., 2 * width :] + reset * recurrent[..., 2 * width :])
+    return new + update * (state - new)
+
+
+def gru_example(*place: Any) -> list[Tensor]:
+    inputs = [sample(*place, 5, width) for width in (60, 60, 20)]
+    return with_gradients([gru_step(*inputs)], inputs)

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernels_triton import block, launch, warps
+from .kernels_triton import launch, row_constants
 
 
 try:
     import triton
     import triton.language as tl
+
+    from .kernels_triton import load_row, tanh
 except ImportError:
     triton = None
 
@@ -24,17 +26,16 @@ if triton is not None:
     def tanh_forward(
         mapped, reads, given, bias, output, low_output, mapped_stride, reads_stride,
         D: tl.constexpr, BLOCK: tl.constexpr,
-    ):  # fmt: skip
+    ):  # type: ignore[no-untyped-def]  # fmt: skip
         """Compute `tanh(mapped + reads + given + bias)` of what is given, for one row."""
         row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         inside = place < D
-        total = tl.load(mapped + row * mapped_stride + place, mask=inside, other=0.0).to(tl.float32)
+        total = load_row(mapped + row * mapped_stride, place, inside)
         if reads is not None:
-            total += tl.load(reads + row * reads_stride + place, mask=inside, other=0.0).to(tl.float32)
-            total += tl.load(given + row * D + place, mask=inside, other=0.0).to(tl.float32)
+            total += load_row(reads + row * reads_stride, place, inside) + load_row(given + row * D, place, inside)
         if bias is not None:
-            total += tl.load(bias + place, mask=inside, other=0.0).to(tl.float32)
-        total = 2 * tl.sigmoid(2 * total) - 1
+            total += load_row(bias, place, inside)
+        total = tanh(total)
         tl.store(output + row * D + place, total, mask=inside)
         if low_output is not None:
             tl.store(low_output + row * D + place, total, mask=inside)
@@ -42,68 +43,63 @@ if triton is not None:
     @triton.jit
     def tanh_backward(
         mapped, given, value, output, low_output, output_stride, low_stride, D: tl.constexpr, BLOCK: tl.constexpr
-    ):
+    ):  # type: ignore[no-untyped-def]
         """Compute `(mapped + given) (1 - value^2)`, the gradient before a tanh, for one row."""
         row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         inside = place < D
-        total = tl.load(mapped + row * D + place, mask=inside, other=0.0).to(tl.float32)
+        total = load_row(mapped + row * D, place, inside)
         if given is not None:
-            total += tl.load(given + row * D + place, mask=inside, other=0.0).to(tl.float32)
-        result = tl.load(value + row * D + place, mask=inside, other=0.0).to(tl.float32)
+            total += load_row(given + row * D, place, inside)
+        result = load_row(value + row * D, place, inside)
         total *= 1 - result * result
         tl.store(output + row * output_stride + place, total, mask=inside)
         tl.store(low_output + row * low_stride + place, total, mask=inside)
 
     @triton.jit
+    def spread_of(log_variance, LARGEST):  # type: ignore[no-untyped-def]
+        return tl.exp(tl.minimum(tl.maximum(log_variance, -LARGEST), LARGEST) / 2)
+
+    @triton.jit
     def draw_forward(
-        mapped, bias, noise, moments, value, low_value, L: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr
-    ):
+        mapped, bias, noise, moments, value, low_value, D: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr
+    ):  # type: ignore[no-untyped-def]
         """Store mean and log-variance v, `mapped + bias`, and `z = mean + exp(v / 2) noise` (or the mean)."""
         row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-        inside = place < L
-        width = L
+        inside = place < D
+        width = D
         if noise is not None:
-            width = 2 * L
-        mean = tl.load(mapped + row * width + place, mask=inside, other=0.0).to(tl.float32)
-        mean += tl.load(bias + place, mask=inside, other=0.0).to(tl.float32)
+            width = 2 * D
+        mean = load_row(mapped + row * width, place, inside) + load_row(bias, place, inside)
         tl.store(moments + row * width + place, mean, mask=inside)
         if noise is not None:
-            log_variance = tl.load(mapped + row * width + L + place, mask=inside, other=0.0).to(tl.float32)
-            log_variance += tl.load(bias + L + place, mask=inside, other=0.0).to(tl.float32)
-            tl.store(moments + row * width + L + place, log_variance, mask=inside)
-            spread = tl.exp(tl.minimum(tl.maximum(log_variance, -LARGEST), LARGEST) / 2)
-            mean += spread * tl.load(noise + row * L + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(value + row * L + place, mean, mask=inside)
+            log_variance = load_row(mapped + row * width + D, place, inside) + load_row(bias + D, place, inside)
+            tl.store(moments + row * width + D + place, log_variance, mask=inside)
+            mean += spread_of(log_variance, LARGEST) * load_row(noise + row * D, place, inside)
+        tl.store(value + row * D + place, mean, mask=inside)
         if low_value is not None:
-            tl.store(low_value + row * L + place, mean, mask=inside)
+            tl.store(low_value + row * D + place, mean, mask=inside)
 
     @triton.jit
     def draw_backward(
-        mapped, given, moments, noise, output, low_output, L: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr
-    ):
+        mapped, given, moments, noise, output, low_output, D: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr
+    ):  # type: ignore[no-untyped-def]
         """The gradient of mean and log-variance, from those of z, `mapped`, and of themselves, `given`."""
         row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-        inside = place < L
-        width = L
+        inside = place < D
+        width = D
         if noise is not None:
-            width = 2 * L
-        of_value = tl.load(mapped + row * L + place, mask=inside, other=0.0).to(tl.float32)
-        total = of_value + tl.load(given + row * width + place, mask=inside, other=0.0).to(tl.float32)
+            width = 2 * D
+        of_value = load_row(mapped + row * D, place, inside)
+        total = of_value + load_row(given + row * width, place, inside)
         tl.store(output + row * width + place, total, mask=inside)
         tl.store(low_output + row * width + place, total, mask=inside)
         if noise is not None:
-            log_variance = tl.load(moments + row * width + L + place, mask=inside, other=0.0).to(tl.float32)
-            spread = tl.exp(tl.minimum(tl.maximum(log_variance, -LARGEST), LARGEST) / 2)
-            own = of_value * spread * tl.load(noise + row * L + place, mask=inside, other=0.0).to(tl.float32) / 2
+            log_variance = load_row(moments + row * width + D, place, inside)
+            own = of_value * spread_of(log_variance, LARGEST) * load_row(noise + row * D, place, inside) / 2
             own = tl.where(tl.abs(log_variance) <= LARGEST, own, 0.0)
-            own += tl.load(given + row * width + L + place, mask=inside, other=0.0).to(tl.float32)
-            tl.store(output + row * width + L + place, own, mask=inside)
-            tl.store(low_output + row * width + L + place, own, mask=inside)
-
-
-def sizes(width: int) -> dict[str, int]:
-    """Return the constants of a kernel for rows of a width."""
-    return {"BLOCK": block(width), "num_warps": warps(block(width))}
+            own += load_row(given + row * width + D, place, inside)
+            tl.store(output + row * width + D + place, own, mask=inside)
+            tl.store(low_output + row * width + D + place, own, mask=inside)
 
 
 def copy_for(low: torch.dtype, output: Tensor) -> Tensor:
@@ -121,7 +117,19 @@ def tanh_of_sum(
     strides = (mapped.stride(0), reads.stride(0) if reads is not None else 0)
     copy = None if low is output else low
     width = mapped.shape[1]
-    launch(tanh_forward, mapped.shape[:1], mapped, reads, given, bias, output, copy, *strides, D=width, **sizes(width))
+    launch(
+        tanh_forward,
+        mapped.shape[:1],
+        mapped,
+        reads,
+        given,
+        bias,
+        output,
+        copy,
+        *strides,
+        D=width,
+        **row_constants(width),
+    )
     return output, low
 
 
@@ -130,7 +138,7 @@ def tanh_gradient(mapped: Tensor, given: Tensor | None, value: Tensor, output: T
     rows, width = value.shape
     tensors = (mapped, given, value, output, low_output)
     strides = (output.stride(0), low_output.stride(0))
-    launch(tanh_backward, (rows,), *tensors, *strides, D=width, **sizes(width))
+    launch(tanh_backward, (rows,), *tensors, *strides, D=width, **row_constants(width))
 
 
 def drawn(
@@ -142,7 +150,7 @@ def drawn(
     low = copy_for(mapped.dtype, value)
     width = value.shape[1]
     tensors: Any = (mapped, bias, noise, moments, value, None if low is value else low)
-    launch(draw_forward, mapped.shape[:1], *tensors, L=width, LARGEST=largest, **sizes(width))
+    launch(draw_forward, mapped.shape[:1], *tensors, D=width, LARGEST=largest, **row_constants(width))
     return moments, value, low
 
 
@@ -152,4 +160,4 @@ def draw_gradient(
     """Fill the gradient of the moments, in both types."""
     rows, width = mapped.shape
     tensors = (mapped, given, moments, noise, output, low)
-    launch(draw_backward, (rows,), *tensors, L=width, LARGEST=largest, **sizes(width))
+    launch(draw_backward, (rows,), *tensors, D=width, LARGEST=largest, **row_constants(width))
