@@ -22,7 +22,7 @@ except ImportError:
     triton = None
 
 # Elements of a tile of source positions times channels.
-TILE = 4096
+TILE = 2048
 
 
 if triton is not None:
