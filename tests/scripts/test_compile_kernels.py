@@ -1,7 +1,10 @@
 """The Triton kernels compile for GPUs, and keep all values in registers."""
 
+import os
+import subprocess
+import sys
+
 import pytest
-from other_processes import other_process
 
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -9,8 +12,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 @pytest.mark.parametrize("width", [512, *(pytest.param(width, marks=pytest.mark.slow) for width in (128, 256, 1024))])
 def test_no_value_is_spilled(repository, width):
-    script = repository / "scripts/benchmarks/compile_kernels.py"
-    result = other_process([str(script), "--widths", str(width)], TRITON_INTERPRET="0")
+    command = [sys.executable, repository / "scripts/benchmarks/compile_kernels.py", "--widths", str(width)]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     rows = [line.split("|")[1:-1] for line in result.stdout.splitlines()[2:]]
     assert len(rows) == 20 and all(int(row[4]) == 0 for row in rows), result.stdout
