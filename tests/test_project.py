@@ -14,7 +14,7 @@ DISTRIBUTIONS = {"yaml": "pyyaml", "ruamel": "ruamel-yaml", "markdown_it": "mark
 
 def test_imported_packages_are_required(repository):
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
-    extras = ("plots", "marian", "metrics", "engines", "onnx", "filters", "demo")
+    extras = ("plots", "marian", "metrics", "engines", "onnx", "filters", "demo", "triton")
     lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
     known = {"recnmt-hf"} | {canonicalize_name(Requirement(text).name) for texts in lists for text in texts}
     for path in (repository / "src").rglob("*.py"):

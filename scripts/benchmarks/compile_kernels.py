@@ -18,7 +18,6 @@ from typing import Any
 import triton
 from measuring import run_script
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from recnmt_hf.commands.arguments import Parser, whole
@@ -72,14 +71,17 @@ def compile_kernel(kernel: Any, settings: dict[str, Any], capability: int) -> tu
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     target = GPUTarget("cuda", capability, 32)
     compiled = triton.compile(source, target=target, options={"num_warps": settings["num_warps"]})
-    assembler = get_ptxas(capability)
+    architecture = compiled.asm["ptx"].partition("\n.target ")[2].split()[0]
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(compiled.asm["ptx"])
         file.flush()
-        architecture = compiled.asm["ptx"].partition("\n.target ")[2].split()[0]
-        command = [assembler.path, "-v", f"-arch={architecture}", file.name, "-o", "/dev/null"]
-        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    numbers = [re.search(pattern, report) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")]
+        # Triton brings several assemblers, of which older ones reject newer versions of PTX.
+        for assembler in sorted((Path(triton.__file__).parent / "backends/nvidia/bin").glob("ptxas*"), reverse=True):
+            command = [assembler, "-v", f"-arch={architecture}", file.name, "-o", "/dev/null"]
+            report = subprocess.run(command, capture_output=True, text=True)
+            if report.returncode == 0:
+                break
+    numbers = [re.search(pattern, report.stderr) for pattern in (r"Used (\d+) registers", r"(\d+) bytes spill stores")]
     registers, spills = (int(number[1]) if number else -1 for number in numbers)
     return registers, spills, compiled.metadata.shared
 
