@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 from recnmt_hf.commands.arguments import Parser, whole
 from recnmt_hf.models import kernels_triton_attentional_steps as attentional
 from recnmt_hf.models import kernels_triton_gru as gru
+from recnmt_hf.models import kernels_triton_light_decoders as light
 from recnmt_hf.models import kernels_triton_onlstm_transformer as onlstm
 from recnmt_hf.models import kernels_triton_vrnmt as vrnmt
 from recnmt_hf.models.kernels_triton import block, row_constants
@@ -48,6 +49,7 @@ def kernels(width: int) -> dict[Any, dict[str, Any]]:
         gru.gru_backward: row,
         attentional.attention_forward: attention,
         attentional.attention_backward: attention,
+        light.scan: {"D": width, "BLOCK": light.CHANNELS, "num_warps": 1},
         vrnmt.tanh_forward: row,
         vrnmt.tanh_backward: row,
         vrnmt.draw_forward: {**row, "LARGEST": 10.0},

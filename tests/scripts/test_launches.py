@@ -17,7 +17,7 @@ SMALL = {"d_model": 64, "share_encoder_decoder_embeddings": True, "tie_word_embe
 # Most launches of a training step and of a decoding step, as a share of MarianMT's.
 MOST = {
     "nmt_transformer": (1.0, 1.0),
-    "nmt_transformer:decoder_autoregression=ssru": (1.4, 1.0),
+    "nmt_transformer:decoder_autoregression=ssru": (1.2, 1.0),
     "onlstm_transformer": (1.6, 1.0),
     "rnmt:relation_layers=0": (1.0, 0.5),
     "rnmt": (1.4, 0.5),

@@ -29,6 +29,8 @@ from .kernels_shared import (
     scan_steps,
     wide_type,
 )
+from .kernels_triton import runs_triton, sample, with_gradients
+from .kernels_triton_light_decoders import run_scan
 from .seq2seq_loading import Initialization, is_loaded
 
 
@@ -74,6 +76,8 @@ class LinearScan(CustomGradient):
 
     @staticmethod
     def forward(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
+        if runs_triton("SSRU", example, decay, values, initial):
+            return run_scan(decay, values, initial)
         # One kernel for each step costs less than several passes over all steps, except where kernels are launched.
         scan = sequential_scan if on_cpu(values) or values.is_meta else parallel_scan
         return scan(decay, values, initial)
@@ -99,6 +103,12 @@ def linear_scan(decay: Tensor, values: Tensor, initial: Tensor) -> list[Tensor]:
     if is_exporting() or not allowed():
         return [linear_scan_reference(decay, values, initial)]
     return [LinearScan.apply(decay, values, initial)]
+
+
+def example(*place: Any) -> list[Tensor]:
+    """Return the results and gradients of a small scan for [`runs_triton`]."""
+    inputs = [sample(*place, *shape) for shape in ((2, 5, 12), (2, 5, 12), (2, 12))]
+    return with_gradients(linear_scan(*inputs), inputs)
 
 
 # -- SSRU (Kim et al., 2019) -------------------------------------------------------------------------------------------
