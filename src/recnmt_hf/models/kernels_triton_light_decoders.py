@@ -1,4 +1,4 @@
-"""The recurrence of an SSRU over a whole sentence as one Triton kernel. The plain reference is in `light_decoders.py`."""
+"""The recurrence of an SSRU over a whole sentence as one Triton kernel; `light_decoders.py` has the plain reference."""
 
 import torch
 from torch import Tensor
