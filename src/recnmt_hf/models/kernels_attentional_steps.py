@@ -275,7 +275,7 @@ class AttentionalSteps(CustomGradient):
         weights, count = StepWeights(*rest[:STEP_WEIGHTS]), len(attention)
         with with_autocast(keys.device, autocast):
             map_word, map_query, map_context = step_matmuls(weights)
-            part = None if further is None else further(*rest[STEP_WEIGHTS:])
+            part: Any = None if further is None else further(*rest[STEP_WEIGHTS:])
             steps: list[Any] = []
             if not saved:
                 steps_forward(tensors, steps, further)

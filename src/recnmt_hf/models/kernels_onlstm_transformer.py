@@ -264,8 +264,8 @@ class ONLSTMSteps(CustomGradient):
         all_low = grad_buffer
         if runs_kernels(counts, buffer, *weights):
             matrix = torch.stack([matmul.weight for matmul in matmuls])
-            tensors = buffer, grad_buffer, shares, cells, gradient, matrix
-            all_low = run_backward(*tensors, chunk_size, len(counts))
+            everything = buffer, grad_buffer, shares, cells, gradient, matrix
+            all_low = run_backward(*everything, chunk_size, len(counts))
         else:
             backward_steps(buffer, grad_buffer, shares, cells, gradient, matmuls, counts, chunk_size)
         first, starts = counts[0], list(itertools.accumulate(counts, initial=0))

@@ -92,23 +92,23 @@ def row_constants(width: int) -> dict[str, int]:
 if triton is not None:
 
     @triton.jit
-    def load_row(pointer, place, inside):  # type: ignore[no-untyped-def]
+    def load_row(pointer, place, inside):
         """Load the elements of a row that are `inside`, in float32, 0 beside them."""
         return tl.load(pointer + place, mask=inside, other=0.0).to(tl.float32)
 
     @triton.jit
-    def load_gates(pointer, place, inside, D):  # type: ignore[no-untyped-def]
+    def load_gates(pointer, place, inside, D):
         """Load three rows that follow each other."""
         first, second = load_row(pointer, place, inside), load_row(pointer + D, place, inside)
         return first, second, load_row(pointer + 2 * D, place, inside)
 
     @triton.jit
-    def store_gates(pointer, place, inside, D, first, second, third):  # type: ignore[no-untyped-def]
+    def store_gates(pointer, place, inside, D, first, second, third):
         """Store three rows that follow each other."""
         tl.store(pointer + place, first, mask=inside)
         tl.store(pointer + D + place, second, mask=inside)
         tl.store(pointer + 2 * D + place, third, mask=inside)
 
     @triton.jit
-    def tanh(values):  # type: ignore[no-untyped-def]
+    def tanh(values):
         return 2 * tl.sigmoid(2 * values) - 1

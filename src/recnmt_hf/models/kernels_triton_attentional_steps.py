@@ -140,7 +140,7 @@ class Attention:
 
     def start_backward(self) -> None:
         """Make the sums over steps."""
-        wide = {"dtype": torch.float32, "device": self.keys.device}
+        wide: Any = {"dtype": torch.float32, "device": self.keys.device}
         self.slopes = torch.zeros(self.keys.shape, **wide)
         self.of_score = torch.zeros(self.sources, self.keys.shape[-1], **wide)
 
@@ -169,7 +169,7 @@ def run_forward(
     (steps, rows, _), width, dtype = gates.shape, keys.shape[2], keys.dtype
     is_conditional, has_low = weights.word_weight is not None, low != dtype
     joint = joint_weights(weights, part, low).t()
-    word = weights.word_weight.to(low).t() if is_conditional else None
+    word: Any = weights.word_weight.to(low).t() if is_conditional else None
     attention = Attention(keys, values, weights.score, visible, rows)
     gates, new = gates.contiguous(), keys.new_empty
     real = None if real is None else real.contiguous()
@@ -181,6 +181,7 @@ def run_forward(
     low_state = state.to(low)
     low_middle = torch.empty_like(low_state) if has_low else None
     others: list[Any] = []
+    inputs: tuple[Any, ...]
     kept_by_part: list[Any] = []
     state = state.contiguous()
     for j in range(steps):
@@ -238,7 +239,7 @@ def run_backward(
     states = middles if is_conditional else before
     new, real = keys.new_empty, None if real is None else real.contiguous()
     joint = joint_weights(weights, part, low)
-    word = weights.word_weight.to(low) if is_conditional else None
+    word: Any = weights.word_weight.to(low) if is_conditional else None
     grad_gates, grad_first = (new(steps, rows, 3 * width, dtype=kind) for kind in (keys.dtype, low))
     grad_joint, grad_reads = new(steps, rows, len(joint), dtype=low), new(steps, rows, values.shape[-1])
     carried, skipped = (torch.zeros_like(keys[0, 0], dtype=torch.float32).expand(rows, width).clone() for _ in range(2))
@@ -247,7 +248,9 @@ def run_backward(
     grad_context = grad_reads[..., : 3 * width]
     if part is not None:
         start_part(grad_context, grad_reads[..., 3 * width :])
-    recurrent = None
+    recurrent: Tensor | None = None
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
     for j in reversed(range(steps)):
         is_real = None if real is None else real[j]
         inputs = (carried, recurrent, grad_states[j], is_real, states[j], kept_second[j])

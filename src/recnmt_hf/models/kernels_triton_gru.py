@@ -24,7 +24,7 @@ if triton is not None:
     def gru_forward(
         gates, reads, added, bias, recurrent, recurrent_bias, state, real, previous, output, low_output, kept,
         reads_stride, recurrent_stride, D: tl.constexpr, BLOCK: tl.constexpr,
-    ):  # type: ignore[no-untyped-def]  # fmt: skip
+    ):  # fmt: skip
         """
         A GRU cell for one row: the input's part of its gates is the sum of what is given of `gates`, `reads`, `added`
         `(rows, 3 * d)` and `bias`. Where the word is not `real`, the output is `previous`. `kept` `(rows, 4 * d)` are
@@ -65,7 +65,7 @@ if triton is not None:
     def gru_backward(
         gradient, mapped, given, real, state, kept, grad_gates, grad_recurrent, carried, skipped, added_skip,
         grad_gates_stride, grad_recurrent_stride, D: tl.constexpr, BLOCK: tl.constexpr,
-    ):  # type: ignore[no-untyped-def]  # fmt: skip
+    ):  # fmt: skip
         """
         The cell back, from the sum of `gradient`, `mapped` and `given`: the gradients of both parts of the gates, and
         of the state outside of the recurrent part, `carried`. Where the word is not `real`, the gradient passes to

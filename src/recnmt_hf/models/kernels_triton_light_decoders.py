@@ -21,7 +21,7 @@ CHANNELS = 128
 if triton is not None:
 
     @triton.jit
-    def scan(decay, values, initial, states, length, D: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    def scan(decay, values, initial, states, length, D: tl.constexpr, BLOCK: tl.constexpr):
         """Compute `c_t = decay_t c_{t-1} + values_t` for one row and some channels."""
         row, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
         inside = place < D

@@ -21,14 +21,14 @@ except ImportError:
 if triton is not None:
 
     @triton.jit
-    def load_all(pointer, place, is_place, unit, is_unit, SIZE, N):  # type: ignore[no-untyped-def]
+    def load_all(pointer, place, is_place, unit, is_unit, SIZE, N):
         """Load the four gates and the two master gates of a word."""
         close, write, out = load_gates(pointer, place, is_place, SIZE)
         new, masters = load_row(pointer + 3 * SIZE, place, is_place), pointer + 4 * SIZE
         return close, write, out, new, load_row(masters, unit, is_unit), load_row(masters + N, unit, is_unit)
 
     @triton.jit
-    def store_all(pointer, place, is_place, unit, is_unit, SIZE, N, close, write, out, new, upper, lower):  # type: ignore[no-untyped-def]
+    def store_all(pointer, place, is_place, unit, is_unit, SIZE, N, close, write, out, new, upper, lower):
         """Store what [`load_all`] loads."""
         store_gates(pointer, place, is_place, SIZE, close, write, out)
         tl.store(pointer + 3 * SIZE + place, new, mask=is_place)
@@ -36,7 +36,7 @@ if triton is not None:
         tl.store(pointer + 4 * SIZE + N + unit, lower, mask=is_unit)
 
     @triton.jit
-    def cumax(scores, is_unit, is_last):  # type: ignore[no-untyped-def]
+    def cumax(scores, is_unit, is_last):
         """Return a softmax and its cumulative sums, of which the last is 1."""
         scores = tl.where(is_unit, scores, float("-inf"))
         shares = tl.exp(scores - tl.max(scores, 0))
@@ -44,7 +44,7 @@ if triton is not None:
         return shares, tl.where(is_last, 1.0, tl.cumsum(shares, 0))
 
     @triton.jit
-    def cumax_backward(gradient, shares):  # type: ignore[no-untyped-def]
+    def cumax_backward(gradient, shares):
         # A share enters its own sum and all later ones: the total less the sums before it. To the softmax a constant
         # makes no difference.
         gradient -= tl.cumsum(gradient, 0)
@@ -55,7 +55,7 @@ if triton is not None:
         buffer, recurrent, shares, cells, states, low_states, first, words, rows,
         SIZE: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr,
         IS_FIRST: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
-    ):  # type: ignore[no-untyped-def]  # fmt: skip
+    ):  # fmt: skip
         """
         A step of one sentence and direction, from the inputs' part of its gates in `buffer` and the states' part,
         `recurrent`: the gates and cumulative sums replace the former. A block has a row for each master gate's unit, a
@@ -96,7 +96,7 @@ if triton is not None:
         buffer, grad_buffer, low_gates, shares, cells, gradient, from_next, grad_cells, first, words, rows,
         SIZE: tl.constexpr, N: tl.constexpr, CHUNK: tl.constexpr,
         IS_FIRST: tl.constexpr, IS_LAST: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
-    ):  # type: ignore[no-untyped-def]  # fmt: skip
+    ):  # fmt: skip
         """
         The step back: the gradients of the gates before their activations, into `grad_buffer` (which may be `buffer`)
         and in the type of matmuls into `low_gates`, from `gradient` of the states and `from_next`; `grad_cells` has the

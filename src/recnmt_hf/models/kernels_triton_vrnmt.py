@@ -26,7 +26,7 @@ if triton is not None:
     def tanh_forward(
         mapped, reads, given, bias, output, low_output, mapped_stride, reads_stride,
         D: tl.constexpr, BLOCK: tl.constexpr,
-    ):  # type: ignore[no-untyped-def]  # fmt: skip
+    ):  # fmt: skip
         """Compute `tanh(mapped + reads + given + bias)` of what is given, for one row."""
         row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         inside = place < D
@@ -43,7 +43,7 @@ if triton is not None:
     @triton.jit
     def tanh_backward(
         mapped, given, value, output, low_output, output_stride, low_stride, D: tl.constexpr, BLOCK: tl.constexpr
-    ):  # type: ignore[no-untyped-def]
+    ):
         """Compute `(mapped + given) (1 - value^2)`, the gradient before a tanh, for one row."""
         row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         inside = place < D
@@ -56,13 +56,13 @@ if triton is not None:
         tl.store(low_output + row * low_stride + place, total, mask=inside)
 
     @triton.jit
-    def spread_of(log_variance, LARGEST):  # type: ignore[no-untyped-def]
+    def spread_of(log_variance, LARGEST):
         return tl.exp(tl.minimum(tl.maximum(log_variance, -LARGEST), LARGEST) / 2)
 
     @triton.jit
     def draw_forward(
         mapped, bias, noise, moments, value, low_value, D: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr
-    ):  # type: ignore[no-untyped-def]
+    ):
         """Store mean and log-variance v, `mapped + bias`, and `z = mean + exp(v / 2) noise` (or the mean)."""
         row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         inside = place < D
@@ -82,7 +82,7 @@ if triton is not None:
     @triton.jit
     def draw_backward(
         mapped, given, moments, noise, output, low_output, D: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr
-    ):  # type: ignore[no-untyped-def]
+    ):
         """The gradient of mean and log-variance, from those of z, `mapped`, and of themselves, `given`."""
         row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         inside = place < D
