@@ -15,6 +15,13 @@ from transformers import MarianConfig, MarianMTModel
 import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.families import FAMILIES
+from recnmt_hf.models import (
+    kernels_attentional_steps,
+    kernels_onlstm_transformer,
+    kernels_triton,
+    kernels_triton_gru,
+    light_decoders,
+)
 
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
@@ -51,6 +58,18 @@ def build(model_type, fields, scattered=True):
     config = config_class(**{**TINY, **family.small, **still, **fields})
     model = family.load_class("ForConditionalGeneration")(config).eval()
     return scatter_parameters(model) if scattered else model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "example", [kernels_onlstm_transformer, kernels_attentional_steps, light_decoders, kernels_triton_gru], ids=str
+)
+def test_triton_kernels_agree(example, dtype):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tensor = example.example(torch.device("cuda", 0), dtype)[0]
+    agreed = [agrees for (_, _, kind), agrees in kernels_triton.agreements.items() if kind == dtype]
+    assert tensor.is_cuda and agreed and all(agreed)
 
 
 def to_gpu(model):

@@ -117,7 +117,7 @@ def test_models(on_gpu, name):
     [
         kernels_onlstm_transformer.example,
         kernels_attentional_steps.example,
-        kernels_triton_gru.gru_example,
+        kernels_triton_gru.example,
         light_decoders.example,
     ],
 )

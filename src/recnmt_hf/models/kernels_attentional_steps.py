@@ -148,7 +148,7 @@ def runs_kernels(keys: Tensor, values: Tensor, states: Tensor) -> bool:
 
 
 def example(*place: Any) -> list[Tensor]:
-    """Return the results and gradients of a few steps for [`runs_triton`]."""
+    """Return the results and gradients of a few steps for `runs_triton`."""
     shapes: Any = [(3, 4, 60), (2, 5, 20), (2, 5, 60), None, (4, 20), None, (60, 20), (60,), (20, 20), (20,)]
     shapes += [(60, 20), (60,), (60,)]
     tensors = [None if shape is None else sample(*place, *shape) for shape in shapes]

@@ -166,7 +166,7 @@ def runs_kernels(counts: Sequence[int], *tensors: Tensor) -> bool:
 
 
 def example(*place: Any) -> list[Tensor]:
-    """Return the results and gradients of a small ON-LSTM for [`runs_triton`]."""
+    """Return the results and gradients of a small ON-LSTM for `runs_triton`."""
     tensors = [sample(*place, *shape) for shape in ((10, 6), (60, 6), (60,), (60, 12))]
     return with_gradients(ONLSTMSteps.apply((5, 5), 2, *tensors)[:1], tensors)
 

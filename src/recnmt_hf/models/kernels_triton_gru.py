@@ -147,7 +147,7 @@ class GRUStep(CustomGradient):
 
 def gru_step(gates: Tensor, recurrent: Tensor, state: Tensor) -> Tensor:
     """Compute the next state of [`GRUStep`], by torch's operators where the kernels do not run."""
-    if runs_triton("GRU cells", gru_example, gates, recurrent, state):
+    if runs_triton("GRU cells", example, gates, recurrent, state):
         return GRUStep.apply(gates.contiguous(), recurrent.contiguous(), state.contiguous())[0]
     width = state.shape[-1]
     reset, update = torch.sigmoid(gates[..., : 2 * width] + recurrent[..., : 2 * width]).chunk(2, dim=-1)
@@ -155,6 +155,6 @@ def gru_step(gates: Tensor, recurrent: Tensor, state: Tensor) -> Tensor:
     return new + update * (state - new)
 
 
-def gru_example(*place: Any) -> list[Tensor]:
+def example(*place: Any) -> list[Tensor]:
     inputs = [sample(*place, 5, width) for width in (60, 60, 20)]
     return with_gradients([gru_step(*inputs)], inputs)

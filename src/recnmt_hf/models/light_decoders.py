@@ -106,7 +106,7 @@ def linear_scan(decay: Tensor, values: Tensor, initial: Tensor) -> list[Tensor]:
 
 
 def example(*place: Any) -> list[Tensor]:
-    """Return the results and gradients of a small scan for [`runs_triton`]."""
+    """Return the results and gradients of a small scan for `runs_triton`."""
     inputs = [sample(*place, *shape) for shape in ((2, 5, 12), (2, 5, 12), (2, 12))]
     return with_gradients(linear_scan(*inputs), inputs)
 
