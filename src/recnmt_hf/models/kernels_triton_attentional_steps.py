@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .kernels_triton import block, launch
-from .kernels_triton_gru import gru_backward, gru_forward, launch_rows
+from .kernels_triton_gru import launch_rows
 
 
 try:
@@ -18,6 +18,7 @@ try:
     import triton.language as tl
 
     from .kernels_triton import load_row, tanh
+    from .kernels_triton_gru import gru_backward, gru_forward
 except ImportError:
     triton = None
 
