@@ -10,7 +10,8 @@ methods and pass modules.
 
 **Files of a family.** `configuration_<family>.py` has the fields and their checks, `modeling_<family>.py` the
 mechanisms in the order of the paper, each equation above the line that computes it, with a plain reference, and
-`kernels_<family>.py` fast paths with the results of the references. All other files are shared.
+`kernels_<family>.py` fast paths with the results of the references. `kernels_triton_<family>.py` has kernels for GPUs,
+which are imported where Triton is installed (`try: import triton`). All other files are shared.
 
 **A forward pass** of a generating class:
 

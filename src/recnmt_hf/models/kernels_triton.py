@@ -74,9 +74,10 @@ def with_gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[
 
 
 def launch(kernel: Any, grid: Sequence[int], *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel on a grid of programs."""
+    """Launch a kernel on a grid of programs, on the device of its tensors."""
     if all(observe(kernel) for observe in observers):
-        kernel[tuple(grid)](*arguments, **constants)
+        with torch.cuda.device_of(next(argument for argument in arguments if isinstance(argument, Tensor))):
+            kernel[tuple(grid)](*arguments, **constants)
 
 
 def block(size: int) -> int:
