@@ -4,9 +4,9 @@ The models, and all code that is saved with a checkpoint.
 **Rules.** The folder is flat. Its files import torch, transformers (with safetensors and huggingface_hub) and siblings
 as `from .name import ...`: `save_pretrained` copies the file of a registered class and the siblings that it imports,
 recursively, and nothing more. A saved folder therefore loads with `trust_remote_code=True` where this package is not
-installed. Nothing here starts a process, or a compiler but Triton's. Loaded as remote code, a class may exist twice: no `isinstance`
-against our own configuration, output or cache classes. A shared file never checks which model uses it: models override
-methods and pass modules.
+installed. Nothing here starts a process, or a compiler but Triton's. Loaded as remote code, a class may exist twice: no
+`isinstance` against our own configuration, output or cache classes. A shared file never checks which model uses it:
+models override methods and pass modules.
 
 **Files of a family.** `configuration_<family>.py` has the fields and their checks, `modeling_<family>.py` the
 mechanisms in the order of the paper, each equation above the line that computes it, with a plain reference, and
