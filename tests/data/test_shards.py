@@ -451,8 +451,10 @@ def test_lines_that_cannot_be_used_are_named(tokenizers, tmp_path):
         ]
     ):
         source.write_bytes(b"\n".join(content))
-        with rejects(words):
-            prepare_shards([Corpus(source=source, target=target)], tokenizers, tmp_path / str(number), settings())
+        for kind in (None, "pair"):
+            with rejects(words):
+                out = tmp_path / f"{number}-{kind}"
+                prepare_shards([Corpus(source=source, target=target)], tokenizers, out, settings(deduplicate=kind))
 
 
 def test_missing_truncated_and_altered_shards(prepared, tmp_path):

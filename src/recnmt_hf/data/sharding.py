@@ -247,7 +247,7 @@ def first_occurrences(
         is_new = np.ones(len(order), dtype=bool)
         is_new[1:] = (all_keys[order[1:]] != all_keys[order[:-1]]).any(axis=1)
         is_first[np.concatenate(places)[order[is_new]]] = True
-    return np.split(is_first, starts[1:-1])
+    return [is_first[first:end] for first, end in pairwise(starts)]
 
 
 def probability(text: str, language: str) -> float:
