@@ -2,7 +2,9 @@
 # Trains a tiny model on the generated English-German corpus, translates unseen sentences and scores them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-RECNMT_EXTRAS="" source scripts/environment.sh
+if ! command -v recnmt > /dev/null; then  # not installed yet
+    RECNMT_EXTRAS="" source scripts/environment.sh
+fi
 out="${1:-outputs/quickstart}"
 
 echo

@@ -80,6 +80,8 @@ def explained_loading(path: str | Path, what: str = "model") -> Iterator[None]:
             reason = "it contains Python code, which was not run. If you trust it, pass --trust-remote-code "
             reason += "(trust_remote_code=True). Commands without this option cannot load it"
         kind = MissingFileError if isinstance(error, OSError) and not Path(path).exists() else UserError
+        if kind is MissingFileError:
+            reason = f"no such folder here, and as a model id of the Hub: {reason}"
         raise kind(f"The {what} {path} cannot be loaded: {reason}.", field=path) from error
 
 

@@ -10,7 +10,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, Mar
 
 import recnmt_hf
 import recnmt_hf.models.seq2seq_loading
+from recnmt_hf import NMTTransformerConfig
 from recnmt_hf.commands.main import main
+from recnmt_hf.errors import UserError
+from recnmt_hf.hub.marian import to_marian
 
 
 BASE = {
@@ -183,6 +186,29 @@ def test_given_back_to_marian(fields, tokenizer, tmp_path):
     # And back again.
     again = recnmt_hf.from_marian(tmp_path / "marian")
     torch.testing.assert_close(again(**inputs, decoder_input_ids=target).logits, logits[0], atol=2e-5, rtol=1e-5)
+
+
+def test_every_field_is_given_back_or_refused():
+    """An export that ignored a field would translate differently without a word."""
+    inputs, target, refused = batch(), torch.randint(1, 36, (3, 5)), set()
+    for name, default in NMTTransformerConfig().fields_of(NMTTransformerConfig).items():
+        if not isinstance(default, (bool, float)):
+            continue
+        try:
+            config = NMTTransformerConfig(**{**BASE, name: not default if isinstance(default, bool) else 0.5})
+        except UserError:
+            continue  # it needs another field
+        model = recnmt_hf.NMTTransformerForConditionalGeneration(config).eval()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.25)
+        try:
+            marian = to_marian(model)
+        except UserError as error:
+            refused.add(error.field)
+            continue
+        logits = [each(**inputs, decoder_input_ids=target).logits for each in (marian.eval(), model)]
+        torch.testing.assert_close(*logits, atol=2e-5, rtol=1e-5, msg=name)
+    assert refused >= {"normalize_before", "layer_norm_eps"}
 
 
 def test_what_marian_cannot_say(tokenizer, tmp_path, capsys):

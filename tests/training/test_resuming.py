@@ -318,7 +318,7 @@ def test_an_overwritten_run_stays_if_the_new_one_cannot_start(finished, run, tmp
     before, wrong = contents(run), {"train": [{"tsv": str(tmp_path / "empty.tsv")}]}
     settings = small(finished).to_dict()
     settings["data"] = {**settings["data"], **wrong}
-    with rejects("contains no sentence pairs"):
+    with rejects("No sentence pairs in"):
         train(Recipe(**settings), run, overwrite=True)
     with rejects(field=str(run / "model")):  # or it would start from what it has deleted
         train(small(finished, model={"init_from": str(run / "model")}), run, overwrite=True)

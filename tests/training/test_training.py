@@ -241,7 +241,8 @@ def test_other_models_of_transformers_train_too(tmp_path, tokenizer, prefix, sta
 
 def test_warm_start_from_a_recipe(tmp_path, capsys):
     train(Recipe(**recipe(training={"max_steps": 2, "save_steps": 2, "eval_strategy": "no"})), tmp_path / "base")
-    assert "fewer checkpoints than average.count=2" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "Final model: checkpoint-2." in err and "fewer checkpoints than average.count=2" in err
     warm = recipe(training={"max_steps": 1, "learning_rate": 0.0, "eval_strategy": "no"}, average={"count": 1})
     warm["model"] = {**warm["model"], "init_from": str(tmp_path / "base" / "checkpoint-2")}
     warm["tokenizer"] = {}  # the baseline's

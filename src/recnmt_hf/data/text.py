@@ -188,7 +188,7 @@ def skip_blank_pairs(
             remedy = "Remove the pair from both sides, or skip such pairs with on_empty: skip"
             raise UserError(f"{blank[0]}, {unit} {number}: blank sentence. {remedy}.", field=blank[0])
     if not may_be_empty:
-        raise UserError(f"{' and '.join(dict.fromkeys(places))} contains no sentence pairs.", field=places[0])
+        raise UserError(f"No sentence pairs in {' and '.join(dict.fromkeys(places))}.", field=places[0])
 
 
 def read_tsv(path: str | Path) -> Iterator[tuple[int, SentencePair]]:

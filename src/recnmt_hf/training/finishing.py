@@ -47,7 +47,7 @@ def finish(plan: Plan, trainer: TranslationTrainer) -> None:
     which: Any = "best" if plan.average_best else "last"
     chosen = checkpoints.choose_checkpoints(output_dir, plan.average, which, metric, is_better)
     names = [folder.name for folder in chosen]
-    logger.info(f"Final model: the average of {', '.join(names)}.")
+    logger.info(f"Final model: {'the average of ' * (len(names) > 1)}{', '.join(names)}.")
     if len(chosen) < plan.average:
         logger.info(f"The run has fewer checkpoints than average.count={plan.average}.")
     final, working = output_dir / FINAL, output_dir / PARTIAL_FINAL

@@ -111,7 +111,10 @@ def read_recipe(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any
     """Read a recipe's file, merged into the one it extends."""
     if path.resolve() in extended_by:
         raise UserError(f"{path} extends itself.", field=path)
-    content = mapping(read_yaml(path), str(path))
+    content = read_yaml(path)
+    if content is None:
+        raise UserError(f"{path} is empty.", field=path)
+    content = mapping(content, str(path))
     extended = content.pop("extends", None)
     if extended is None:
         return content
