@@ -251,7 +251,7 @@ def check_equations(model):
 @pytest.mark.parametrize("few", [True, False], ids=["few-steps", "many-steps"])
 def test_fast_steps_equal_reference(few, kind, cell, steps, stacked, frozen, monkeypatch):
     """Outputs, attentions and the gradients of inputs and parameters, in both forms of matmuls and of reading."""
-    monkeypatch.setattr(kernels_biarn_transformer, "stacks_weights", lambda device: stacked)
+    monkeypatch.setattr(kernels_biarn_transformer, "on_cpu", lambda tensor: not stacked)
     monkeypatch.setattr(kernels_biarn_transformer, "few_steps", lambda *sizes: few)
     config = TestBiARNTransformer().config(
         recurrence_encoder_type=kind, recurrence_cell=cell, recurrence_steps=steps, recurrence_hidden_size=24

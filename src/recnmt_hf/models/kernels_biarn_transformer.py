@@ -1,7 +1,6 @@
 """
 Fast paths of the BiARN Transformer (Hao et al., 2019): the steps of an attentive recurrent network (Eqs. 12-13) and
-cross-attention to a memory of few positions. The plain references are `attentive_steps_reference` in
-`modeling_biarn_transformer.py` and [`~.attention.MultiHeadAttention`].
+attention to few positions. References: `modeling_biarn_transformer.py` and [`~.attention.MultiHeadAttention`].
 """
 
 import itertools
@@ -135,14 +134,9 @@ class StepProjection:
         return StepProduct.apply(states, self.weight, next(self.biases))
 
 
-def stacks_weights(weight: Tensor) -> bool:
-    """Return whether both directions' weights are stacked for one batched matmul, which is not faster on CPU."""
-    return not on_cpu(weight)
-
-
 def step_projection(linears: Sequence[Pair], batch_size: int, steps: int) -> Callable[[Tensor], Tensor]:
     """Return all directions' projections as one function of states `(directions, batch_size, in_features)`."""
-    if not stacks_weights(linears[0][0]):
+    if on_cpu(linears[0][0]):  # one batched matmul is not faster
         projections = [StepProjection(weight, bias, batch_size, steps) for weight, bias in linears]
         return lambda states: torch.stack([apply(state) for apply, state in zip(projections, states, strict=True)])
     weight, bias = (torch.stack(tensors) for tensors in zip(*linears, strict=True))
@@ -161,8 +155,7 @@ def few_steps(steps: int, num_heads: int, inputs: Tensor) -> bool:
     return not on_cpu(inputs) or torch.compiler.is_compiling() or batch_size * length >= FEWEST_WORDS
 
 
-# Dropout of one step's attention.
-Drop = Callable[[Tensor], Tensor]
+Drop = Callable[[Tensor], Tensor]  # of one step's attention
 # Maps one step's queries (directions, batch_size, num_heads, head_dim) to the attention (directions, batch_size,
 # num_heads, length) and the contexts (directions, batch_size, num_heads * head_dim).
 Reading = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .kernels_attentional_steps import differentiable_steps, tanh_
+from .kernels_additive_attention import tanh_
+from .kernels_attentional_steps import differentiable_steps
 from .kernels_cpu_matmuls import StepMatmuls
 from .kernels_shared import graph_operator
 from .kernels_triton_vrnmt import draw_gradient, drawn, tanh_gradient, tanh_of_sum
