@@ -18,8 +18,8 @@ from recnmt_hf.families import FAMILIES
 
 # Most lines of each package, and of all others together.
 BUDGET = {
-    **{"models": 10650, "training": 3750, "data": 3925, "inference": 3350, "hub": 2075, "commands": 1600},
-    "others": 4425,
+    **{"models": 10650, "training": 3750, "data": 3650, "inference": 3350, "hub": 2075, "commands": 1600},
+    "others": 4175,
 }
 # The packages that each package may import.
 DEPENDENCIES = {
