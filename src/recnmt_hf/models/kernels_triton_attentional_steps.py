@@ -23,7 +23,7 @@ except ImportError:
     triton = None
 
 # Elements of a tile of source positions times channels.
-TILE = 2048
+TILE = 1024
 
 
 if triton is not None:
