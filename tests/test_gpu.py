@@ -20,6 +20,7 @@ from recnmt_hf.models import (
     kernels_onlstm_transformer,
     kernels_triton,
     kernels_triton_gru,
+    kernels_vrnmt,
     light_decoders,
 )
 
@@ -62,12 +63,20 @@ def build(model_type, fields, scattered=True):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "example", [kernels_onlstm_transformer, kernels_attentional_steps, light_decoders, kernels_triton_gru], ids=str
+    "family",
+    [
+        kernels_onlstm_transformer,
+        kernels_attentional_steps,
+        kernels_vrnmt.LatentPart,
+        light_decoders,
+        kernels_triton_gru,
+    ],
+    ids=lambda family: family.__name__.rpartition(".")[2],
 )
-def test_triton_kernels_agree(example, dtype):
+def test_triton_kernels_agree(family, dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        tensor = example.example(torch.device("cuda", 0), dtype)[0]
+        tensor = family.example(torch.device("cuda", 0), dtype)[0]
     agreed = [agrees for (_, _, kind), agrees in kernels_triton.agreements.items() if kind == dtype]
     assert tensor.is_cuda and agreed and all(agreed)
 

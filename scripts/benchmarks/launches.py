@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import triton  # noqa: F401  (without it, torch's operators would be counted in the kernels' place)
 from compare import Batch, trees_of
 from measuring import run_script
 from torch.utils._python_dispatch import TorchDispatchMode

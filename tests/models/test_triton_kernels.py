@@ -11,6 +11,7 @@ from recnmt_hf.models import (
     kernels_onlstm_transformer,
     kernels_triton,
     kernels_triton_gru,
+    kernels_vrnmt,
     light_decoders,
 )
 from recnmt_hf.models.kernels_shared import on_cpu
@@ -116,6 +117,7 @@ def test_models(on_gpu, name):
     [
         kernels_onlstm_transformer.example,
         kernels_attentional_steps.example,
+        kernels_vrnmt.LatentPart.example,
         kernels_triton_gru.example,
         light_decoders.example,
     ],

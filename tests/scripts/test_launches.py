@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 
+pytest.importorskip("triton", reason="Triton is not installed")
 sys.path.append(str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
 from launches import count_decoding, count_training
 from named_models import build_model, parse_model
 
 
-pytest.importorskip("triton", reason="Triton is not installed")
 # Sizes that do not change the counts.
 SMALL = {"d_model": 64, "share_encoder_decoder_embeddings": True, "tie_word_embeddings": True}
 # Most launches of a training step and of a decoding step, as a share of MarianMT's.

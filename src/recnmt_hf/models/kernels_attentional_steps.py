@@ -125,9 +125,10 @@ def step_matmuls(weights: StepWeights) -> tuple[Any, StepMatmuls, StepMatmuls]:
     )
 
 
-def runs_kernels(keys: Tensor, values: Tensor, states: Tensor) -> bool:
-    """Return whether Triton kernels compute the steps with keys, values and states."""
-    return keys.shape[1] <= LONGEST and runs_triton("additive attention", example, keys, values, states)
+def runs_kernels(keys: Tensor, values: Tensor, states: Tensor, further: Any) -> bool:
+    """Return whether Triton kernels compute the steps with keys, values and states, and those of `further`."""
+    name, own = ("additive attention", example) if further is None else (further.__name__, further.example)
+    return keys.shape[1] <= LONGEST and runs_triton(name, own, keys, values, states)
 
 
 def example(*place: Any) -> list[Tensor]:
@@ -158,7 +159,7 @@ def steps_forward(
     part = None if further is None else further(*rest[STEP_WEIGHTS:])
     _, length, width = keys.shape
     is_conditional = weights.word_weight is not None
-    if maps is None and runs_kernels(keys, values, state):
+    if maps is None and runs_kernels(keys, values, state, further):
         low = autocast_dtype(keys.device) or keys.dtype
         with with_autocast(keys.device, None):
             return run_forward(tuple(tensors), weights, part, low, saved)
@@ -263,7 +264,7 @@ class AttentionalSteps(CustomGradient):
             if not saved:
                 steps_forward(tensors, steps, further)
             low = autocast_dtype(keys.device) or keys.dtype
-        if runs_kernels(keys, values, grad_states):
+        if runs_kernels(keys, values, grad_states, further):
             if saved:
                 size = (len(saved) - 5) // count
                 steps = [saved[:5], *(saved[5 + j * size : 5 + (j + 1) * size] for j in range(count))]

@@ -141,9 +141,8 @@ class Attention:
 
     def start_backward(self) -> None:
         """Make the sums over steps."""
-        wide: Any = {"dtype": torch.float32, "device": self.keys.device}
-        self.slopes = torch.zeros(self.keys.shape, **wide)
-        self.of_score = torch.zeros(self.sources, self.keys.shape[-1], **wide)
+        self.slopes = torch.zeros_like(self.keys, dtype=torch.float32)
+        self.of_score = self.slopes.new_zeros(self.sources, self.keys.shape[-1])
 
     def backward(
         self, query: Tensor, weights: Tensor, grad_reads: Tensor, grad_weights: Tensor, grad_query: Tensor
@@ -243,7 +242,7 @@ def run_backward(
     word: Any = weights.word_weight.to(low) if is_conditional else None
     grad_gates, grad_first = (new(steps, rows, 3 * width, dtype=kind) for kind in (keys.dtype, low))
     grad_joint, grad_reads = new(steps, rows, len(joint), dtype=low), new(steps, rows, values.shape[-1])
-    carried, skipped = (torch.zeros_like(keys[0, 0], dtype=torch.float32).expand(rows, width).clone() for _ in range(2))
+    carried, skipped = keys.new_zeros(2, rows, width, dtype=torch.float32)
     kernels = Attention(keys, values, weights.score, None, rows)
     kernels.start_backward()
     grad_context = grad_reads[..., : 3 * width]

@@ -21,6 +21,19 @@ except ImportError:
 if triton is not None:
 
     @triton.jit
+    def words_of(first, words, rows):
+        """Return the program's word among all words, and among those of a step."""
+        row, side = tl.program_id(0), tl.program_id(1)
+        return (side * words + first + row).to(tl.int64), (side * rows + row).to(tl.int64)
+
+    @triton.jit
+    def places(N: tl.constexpr, CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
+        """Return the units of the master gates and the channels of their chunks, and which of both exist."""
+        unit, column = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_C)
+        is_place = (unit < N)[:, None] & (column < CHUNK)[None, :]
+        return unit, unit < N, unit[:, None] * CHUNK + column[None, :], is_place
+
+    @triton.jit
     def load_all(pointer, place, is_place, unit, is_unit, SIZE, N):
         """Load the four gates and the two master gates of a word."""
         close, write, out = load_gates(pointer, place, is_place, SIZE)
@@ -61,12 +74,9 @@ if triton is not None:
         `recurrent`: the gates and cumulative sums replace the former. A block has a row for each master gate's unit, a
         column for each channel of its chunk.
         """
-        row, side = tl.program_id(0), tl.program_id(1)
-        word, local = (side * words + first + row).to(tl.int64), (side * rows + row).to(tl.int64)
-        unit, column = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_C)
-        is_unit, width = unit < N, 4 * SIZE + 2 * N
-        place = unit[:, None] * CHUNK + column[None, :]
-        is_place = is_unit[:, None] & (column < CHUNK)[None, :]
+        word, local = words_of(first, words, rows)
+        unit, is_unit, place, is_place = places(N, CHUNK, BLOCK_N, BLOCK_C)
+        width = 4 * SIZE + 2 * N
         gates = buffer + word * width
         close, write, out, new, upper, lower = load_all(gates, place, is_place, unit, is_unit, SIZE, N)
         if not IS_FIRST:
@@ -102,12 +112,9 @@ if triton is not None:
         and in the type of matmuls into `low_gates`, from `gradient` of the states and `from_next`; `grad_cells` has the
         cell's gradient, which becomes that of the step before.
         """
-        row, side = tl.program_id(0), tl.program_id(1)
-        word, local = (side * words + first + row).to(tl.int64), (side * rows + row).to(tl.int64)
-        unit, column = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_C)
-        is_unit, width = unit < N, 4 * SIZE + 2 * N
-        place = unit[:, None] * CHUNK + column[None, :]
-        is_place = is_unit[:, None] & (column < CHUNK)[None, :]
+        word, local = words_of(first, words, rows)
+        unit, is_unit, place, is_place = places(N, CHUNK, BLOCK_N, BLOCK_C)
+        width = 4 * SIZE + 2 * N
         gates = buffer + word * width
         close, write, out, new, upper, lower = load_all(gates, place, is_place, unit, is_unit, SIZE, N)
         new, upper, lower = 2 * new - 1, upper[:, None], lower[:, None]

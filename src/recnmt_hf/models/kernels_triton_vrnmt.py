@@ -114,22 +114,10 @@ def tanh_of_sum(
     output = torch.empty(mapped.shape, dtype=dtype, device=mapped.device)
     low = copy_for(mapped.dtype, output)
     reads, given = others or (None, None)
-    strides = (mapped.stride(0), reads.stride(0) if reads is not None else 0)
-    copy = None if low is output else low
+    tensors = (mapped, reads, given, bias, output, None if low is output else low)
+    strides = (mapped.stride(0), 0 if reads is None else reads.stride(0))
     width = mapped.shape[1]
-    launch(
-        tanh_forward,
-        mapped.shape[:1],
-        mapped,
-        reads,
-        given,
-        bias,
-        output,
-        copy,
-        *strides,
-        D=width,
-        **row_constants(width),
-    )
+    launch(tanh_forward, mapped.shape[:1], *tensors, *strides, D=width, **row_constants(width))
     return output, low
 
 

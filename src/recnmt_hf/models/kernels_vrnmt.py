@@ -13,6 +13,7 @@ from .kernels_additive_attention import tanh_
 from .kernels_attentional_steps import differentiable_steps
 from .kernels_cpu_matmuls import StepMatmuls
 from .kernels_shared import graph_operator
+from .kernels_triton import sample, with_gradients
 from .kernels_triton_vrnmt import draw_gradient, drawn, tanh_gradient, tanh_of_sum
 
 
@@ -88,6 +89,16 @@ class LatentPart:
         self.moments = matmuls(latent.moments_weight, latent.moments_bias)
         self.latent = matmuls(latent.latent_weight, latent.latent_bias)
         self.gates = matmuls(latent.gates_weight)
+
+    @staticmethod
+    def example(*place: Any) -> list[Tensor]:
+        """Return the results and gradients of a few steps for `runs_triton`."""
+        shapes: Any = [(3, 4, 60), (2, 5, 20), (2, 5, 72), None, (4, 20), None, (60, 20), (60,), (20, 20), (20,)]
+        shapes += [(60, 20), (60,), (60,)]  # then those of this part
+        shapes += [(3, 4, 12), (3, 4, 6), (12, 20), (12, 12), (12,), (20, 6), (20,), (60, 20)]
+        tensors = [None if shape is None else sample(*place, *shape) for shape in shapes]
+        inputs = [tensor for index, tensor in enumerate(tensors) if tensor is not None and index != 14]  # not the noise
+        return with_gradients(latent_states(*tensors), inputs)
 
     def step(
         self, query: Tensor, reads: Tensor, given: Tensor, noise: Tensor | None = None
