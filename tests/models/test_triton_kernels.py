@@ -22,6 +22,20 @@ pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu.py runs the kernels on the device")
 
 
+@pytest.fixture(autouse=True)
+def rounding(monkeypatch):
+    """Round to bfloat16 as devices do; Triton's interpreter cuts the further digits off."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    convert = interpreter._convert_float
+
+    def rounded(values, source, target, mode):
+        if (source.name, target.name) != ("fp32", "bf16"):
+            return convert(values, source, target, mode)
+        return torch.from_numpy(values.copy()).bfloat16().view(torch.int16).numpy().view("uint16")
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+
+
 @pytest.fixture
 def on_gpu(monkeypatch):
     """Follow the rules of accelerators, with kernels; the list of those launched."""
@@ -39,79 +53,105 @@ def on_gpu(monkeypatch):
     return start
 
 
-def check_equal(found, expected, tolerance):
-    for one, other in zip(found, expected, strict=True):
-        scale = max(float(other.float().abs().max()), 1e-3)
-        torch.testing.assert_close(one.float() / scale, other.float() / scale, atol=tolerance, rtol=0)
+def check(on_gpu, run, module, dtype, tolerance):
+    """
+    Compare results of the kernels with those of torch's operators; return the kernels launched. In "bfloat16" (weights,
+    too) or with "autocast" they are at most twice as far from those in float32. `run` takes module and data type.
+    """
+    kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    exact = run(module.to(kind).float(), torch.float32)
+    module.to(kind)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast"):
+        expected, launched = run(module, kind), on_gpu()
+        found = run(module, kind)
+    for one, other, third in zip(found, expected, exact, strict=True):
+        size = max(float(third.detach().abs().max()), 1e-3)
+        if dtype == "float32":
+            torch.testing.assert_close(one / size, other / size, atol=tolerance, rtol=0)
+        else:
+            errors = [float((each.float() - third).norm() / third.norm().clamp(min=1e-3)) for each in (one, other)]
+            assert errors[0] <= 2 * errors[1] + 2 * torch.finfo(torch.bfloat16).eps
+    return launched
 
 
 @pytest.mark.parametrize(
-    ("chunk_size", "size", "length", "bidirectional", "autocast"),
-    [(1, 20, 1, 1, 0), (4, 24, 2, 1, 0), (3, 33, 27, 1, 0), (1, 7, 63, 0, 0), (2, 20, 9, 1, 1)],
+    ("chunk_size", "size", "length", "bidirectional", "dtype"),
+    [
+        (1, 20, 1, True, "float32"),
+        (4, 24, 2, True, "float32"),
+        (3, 33, 27, True, "float32"),
+        (1, 7, 63, False, "float32"),
+        (2, 20, 9, True, "autocast"),
+        (2, 20, 9, True, "bfloat16"),
+    ],
 )
-def test_on_lstm(on_gpu, chunk_size, size, length, bidirectional, autocast):
+def test_on_lstm(on_gpu, chunk_size, size, length, bidirectional, dtype):
     torch.manual_seed(0)
-    layer = ONLSTM(chunk_size, 5, size, bool(bidirectional))
+    layer = ONLSTM(chunk_size, 5, size, bidirectional)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     mask = torch.arange(length)[None, :] < torch.tensor([[length], [(length + 1) // 2]])
     inputs = torch.randn(2, length, 5).masked_fill(~mask[..., None], torch.nan)
 
-    def run():
-        own = inputs.clone().requires_grad_()
-        with torch.autocast("cpu", torch.bfloat16, enabled=bool(autocast)):
-            states, ends = layer(own, mask.long())
+    def run(layer, kind):
+        own = inputs.to(kind, copy=True).requires_grad_()
+        states, ends = layer(own, mask.long())
         total = (states.float() * torch.arange(states.shape[-1])).mean() + ends.float().square().mean()
-        return [states, ends, *torch.autograd.grad(total, [own, *layer.parameters()])]
+        return [states.detach(), ends.detach(), *torch.autograd.grad(total, [own, *layer.parameters()])]
 
-    expected, launched = run(), on_gpu()
-    check_equal(run(), expected, 3e-2 if autocast else 2e-5)
+    launched = check(on_gpu, run, layer, dtype, 2e-5)
     assert launched == ["step_forward"] * length + ["step_backward"] * length
 
 
+# Family, fields, data type (see `check`), and the lengths of the longest source and target.
 CASES = {
-    "RNNsearch*": ("RNMT", {"relation_layers": 0}, False),
-    "RNNsearch": ("RNMT", {"relation_layers": 0, "decoder_type": "rnnsearch"}, False),
-    "RNNsearch* in bfloat16": ("RNMT", {"relation_layers": 0}, True),
-    "VRNMT": ("VRNMT", {}, False),
-    "VRNMT in bfloat16": ("VRNMT", {"decoder_type": "rnnsearch"}, True),
-    "a latent variable of the sentence": ("VRNMT", {"latent_level": "sentence"}, False),
-    "SSRU": ("NMTTransformer", {"decoder_autoregression": "ssru"}, False),
-    "BiARN": ("BiARNTransformer", {}, False),
+    "RNNsearch*": ("RNMT", {"relation_layers": 0}, "float32", 63, 2),
+    "RNNsearch* of one word": ("RNMT", {"relation_layers": 0}, "float32", 1, 1),
+    "RNNsearch": ("RNMT", {"relation_layers": 0, "decoder_type": "rnnsearch"}, "float32", 2, 27),
+    "RNNsearch* with autocast": ("RNMT", {"relation_layers": 0}, "autocast", 5, 4),
+    "RNNsearch* in bfloat16": ("RNMT", {"relation_layers": 0}, "bfloat16", 5, 4),
+    "VRNMT": ("VRNMT", {}, "float32", 27, 2),
+    "VRNMT with autocast": ("VRNMT", {"decoder_type": "rnnsearch"}, "autocast", 5, 4),
+    "VRNMT in bfloat16": ("VRNMT", {"decoder_type": "rnnsearch"}, "bfloat16", 5, 4),
+    "a latent variable of the sentence": ("VRNMT", {"latent_level": "sentence"}, "float32", 2, 27),
+    "SSRU": ("NMTTransformer", {"decoder_autoregression": "ssru"}, "float32", 2, 63),
+    "SSRU in bfloat16": ("NMTTransformer", {"decoder_autoregression": "ssru"}, "bfloat16", 5, 4),
+    "BiARN": ("BiARNTransformer", {}, "float32", 27, 2),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_models(on_gpu, name):
-    prefix, fields, autocast = CASES[name]
+    prefix, fields, dtype, length, target_length = CASES[name]
     fields |= {"d_model": 20} if "Transformer" not in prefix else {}
     torch.manual_seed(0)
     config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=30, dropout=0.0, **fields)
     model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05 if "Transformer" in prefix else 0.2)
-    target = torch.randint(4, 30, (2, 4))
-    mask, target_mask = torch.tensor([[1] * 5, [1, 1, 1, 0, 0]]), torch.tensor([[1] * 4, [1, 1, 0, 0]])
-    embedded = torch.randn(2, 5, config.d_model)
+    target = torch.randint(4, 30, (2, target_length))
+    mask, target_mask = (
+        (torch.arange(longest) < torch.tensor([[longest], [(longest + 1) // 2]])).long()
+        for longest in (length, target_length)
+    )
+    embedded = torch.randn(2, length, config.d_model)
 
-    def run():
+    def run(model, kind):
         torch.manual_seed(1)
-        model.zero_grad()
         # Attention by dot products reads all positions.
         padding = 0.0 if "Transformer" in prefix else torch.nan
-        embeds = embedded.masked_fill(mask[..., None] == 0, padding).requires_grad_()
+        embeds = embedded.to(kind).masked_fill(mask[..., None] == 0, padding).requires_grad_()
         inputs = {"attention_mask": mask, "decoder_attention_mask": target_mask, "decoder_input_ids": target}
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            output = model(inputs_embeds=embeds, labels=target.masked_fill(target_mask == 0, -100), **inputs)
+        output = model(inputs_embeds=embeds, labels=target.masked_fill(target_mask == 0, -100), **inputs)
         output.loss.backward()
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        model.zero_grad()
         return [output.loss.detach(), output.logits.detach(), embeds.grad, *gradients]
 
-    expected, launched = run(), on_gpu()
-    check_equal(run(), expected, 5e-2 if autocast else 1e-4)
-    assert launched
+    assert check(on_gpu, run, model, dtype, 1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "example",
     [
@@ -122,18 +162,17 @@ def test_models(on_gpu, name):
         light_decoders.example,
     ],
 )
-def test_examples_that_are_compared_on_a_device(monkeypatch, example):
-    """In float32: the interpreter does not round to bfloat16 as devices do."""
-    place, launched = (torch.device("cpu"), torch.float32), []
-    expected = example(*place)
+def test_examples_that_are_compared_on_a_device(monkeypatch, example, dtype):
+    device, launched = torch.device("cpu"), []
+    expected = example(device, torch.float32)
     monkeypatch.setattr(kernels_triton, "observers", [lambda kernel: launched.append(kernel) or True])
-    assert all(map(kernels_triton.is_close, example(*place), expected)) and launched
+    assert all(map(kernels_triton.is_close, example(device, dtype), expected)) and launched
 
 
 def test_a_difference_falls_back_with_one_warning(monkeypatch):
     """Also an error of the compiler, whatever it is."""
     monkeypatch.setattr(kernels_triton, "agreements", {})
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", "autocast", raising=False)
     count = []
 
     def wrong(*place):

@@ -31,7 +31,8 @@ agreements: dict[tuple[str, torch.device, torch.dtype], bool] = {}
 def runs_triton(name: str, example: Callable[[torch.device, torch.dtype], list[Tensor]], *tensors: Tensor) -> bool:
     """
     Return whether a family's kernels compute with tensors: on a CUDA device, if the results and gradients of an
-    `example`, compared once per process, device and data type, agree with the reference. A warning says if they do not.
+    `example`, compared once per process, device and data type, agree with the reference in float32. A warning says if
+    they do not.
     """
     if triton is None or not allowed() or is_exporting() or torch.compiler.is_compiling():
         return False
@@ -41,30 +42,33 @@ def runs_triton(name: str, example: Callable[[torch.device, torch.dtype], list[T
         return bool(observers)
     place = device, dtype = (tensors[0].device, tensors[0].dtype)
     if (name, *place) not in agreements:
-        results, reason = [], "differ from the reference"
+        known, agrees, reason = dict(agreements), False, "differ from the reference"
         try:
-            for agreements[name, device, dtype] in (False, True):
-                with torch.enable_grad(), with_autocast(device, None):
-                    results.append(example(device, dtype))
-            agreements[name, device, dtype] = all(map(is_close, *results))
+            with torch.enable_grad(), with_autocast(device, None):
+                # In lower precision the reference, which rounds more often, is the less exact of both.
+                agreements[name, device, torch.float32] = False
+                expected = example(device, torch.float32)
+                agreements[name, device, dtype] = True
+                agrees = all(map(is_close, example(device, dtype), expected))
         except Exception as error:  # of the compiler or the driver
-            agreements[name, device, dtype] = False
             reason = f"cannot be used ({type(error).__name__}: {error})"
-        if not agreements[name, device, dtype]:
+        agreements.clear()
+        agreements.update(known | {(name, *place): agrees})
+        if not agrees:
             warnings.warn(f"The Triton kernels of {name} {reason}; torch's operators are used.", stacklevel=2)
     return agreements[name, device, dtype]
 
 
 def is_close(found: Tensor, expected: Tensor) -> bool:
     """Return whether two results agree to the precision of their type and of matmuls in lower precision."""
-    tolerance = 1e-2 if found.dtype == torch.float32 else 1e-1
+    tolerance = 1e-2 if found.dtype == torch.float32 else 2e-1
     return bool((found - expected).abs().max() <= tolerance * expected.abs().max())
 
 
 def sample(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
-    """Return an example's tensor, with a gradient."""
+    """Return an example's tensor, with a gradient; its values are the same in all data types."""
     values = torch.arange(math.prod(shape), device=device, dtype=torch.float32).mul(0.7).sin()
-    return values.to(dtype).view(shape).requires_grad_()
+    return values.bfloat16().to(dtype).view(shape).requires_grad_()
 
 
 def with_gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
