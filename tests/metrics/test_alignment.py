@@ -241,6 +241,9 @@ def test_command(folder, files, capsys):
     assert (files / "links").read_text().splitlines() == lines
     assert main(["align", "--links", str(files / "links"), *gold]) == 0
     assert capsys.readouterr().out.strip() == measured
+    (files / "gold").write_text("0-0 1-1 2-2 3p3\n9:1\n")
+    assert main(["align", "--links", str(files / "links"), *gold]) == 2
+    assert "gold, line 2" in capsys.readouterr().err
 
 
 def test_command_for_a_transformer(tiny_folder, files, capsys):
