@@ -19,8 +19,9 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from operator import methodcaller
 from pathlib import Path
@@ -40,6 +41,7 @@ from recnmt_hf.data.text import read_lines
 from recnmt_hf.errors import MissingFileError, UserError, short_repr
 from recnmt_hf.families import FAMILIES, PaperTable
 from recnmt_hf.hub.card import describe_decoding, markdown_table, number
+from recnmt_hf.metrics.bleu import scores_by_length
 from recnmt_hf.metrics.significance import holm
 from recnmt_hf.training.evidence import EVIDENCE, Evidence, TestScore, sum_of_lines
 from recnmt_hf.training.recipe_yaml import read_yaml
@@ -54,6 +56,7 @@ FIRST_STAGE = "first_stage_tokens_per_second"  # of rows with two stages
 SPEED_SETTINGS = ("beams", "batch", "max_tokens", "sentences")
 PLACE = re.compile(r"(<!-- results: (\w+) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TOLERANCE = 1e-6  # of BLEU
+EDGES = (5, 10, 15, 20, 30, 40)  # words of a source
 # Settings that the rows of a fair table share; the column "recipe" names the others.
 SHARED = (
     ("model", "dropout", "dropout"),
@@ -374,6 +377,14 @@ def read_references(folder: Path, test: TestScore) -> list[list[str]]:
     return references
 
 
+def scores_of_lengths(
+    sources: Sequence[str], texts: Sequence[str], references: Sequence[Sequence[str]], tokenizer: str | None
+) -> list[list[Any]]:
+    """Return words of the source, number of sentences, BLEU and length ratio of each bin of [`EDGES`]."""
+    bins = scores_by_length(sources, texts, references, EDGES, tokenizer)
+    return [[words, count, score.score, score.length_ratio] for words, count, score in bins]
+
+
 def compared_rows(rows: Sequence[Row], claims: Sequence[Claim]) -> list[tuple[Row, Row]]:
     """Return the pairs of rows that are compared, the baseline first: the first row, and those that claims name."""
     by_name = {row.name: row for row in rows}
@@ -383,9 +394,17 @@ def compared_rows(rows: Sequence[Row], claims: Sequence[Claim]) -> list[tuple[Ro
 
 
 def measure(
-    rows: Sequence[Row], claims: Sequence[Claim], folder: Path, samples: int, stored: Mapping[str, Any]
+    rows: Sequence[Row],
+    claims: Sequence[Claim],
+    folder: Path,
+    samples: int,
+    stored: Mapping[str, Any],
+    by_length: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the scores of all runs and the gains of compared rows, as [`SCORES`] stores them; keep what is there."""
+    """
+    Return the scores of all runs, for the test sets `by_length` also by length of the source, and the gains of compared
+    rows, as [`SCORES`] stores them; keep what is there.
+    """
     runs: dict[str, Any] = {}
     gains: dict[str, Any] = {}
     for test in test_names(rows):
@@ -397,6 +416,9 @@ def measure(
             entry = stored["runs"].get(run.folder.name, {}).get(test, {})
             if entry.get("sha256") != (checksum := sum_of_lines(texts)):
                 entry = {**scores_of(texts, references, tokenizer), "sha256": checksum}
+            if test in by_length and "by_length" not in entry:
+                sources = list(chain(*(read_lines(folder / Path(corpus["source"]).name) for corpus in own.dataset)))
+                entry["by_length"] = scores_of_lengths(sources, texts, references, tokenizer)
             bleu, same = entry["bleu"], entry["signatures"]["BLEU"] == own.signature
             if same and abs(bleu - own.scores["bleu"]) > TOLERANCE:
                 raise UserError(
@@ -548,6 +570,18 @@ def table_of(rows: Sequence[Row], all_rows: Sequence[Row], names: Sequence[str] 
     heads = [head for head in lines[0] if any(line[head] for line in lines)]
     heads = [head for head in heads if not names or head.startswith(tuple(names))]
     return markdown_table([heads, *([line[head] for head in heads] for line in lines)])
+
+
+def lengths_of(rows: Sequence[Row], test: str) -> str:
+    """Return a table of BLEU and length ratio by words of the source, means over seeds, as far as they are stored."""
+    lines: list[list[Any]] = []
+    for row in rows:
+        stored = (scores["by_length"] for scores in row.scores.get(test, []) if "by_length" in scores)
+        bins = list(zip(*stored, strict=True))
+        lines = lines or [["words", *(runs[0][0] for runs in bins)], ["sentences", *(runs[0][1] for runs in bins)]]
+        means = ([mean(run[place] for run in runs) for place in (2, 3)] for runs in bins)
+        lines.append([row.label, *(f"{bleu:.2f} ({ratio:.2f})" for bleu, ratio in means)])
+    return markdown_table([list(map(str, line)) for line in lines])
 
 
 def gain_text(row: Row, baseline: Row, first: Row, test: str) -> str:
@@ -761,6 +795,7 @@ def sections_of(
         "scores": lambda _: table_of(rows, rows, ("model", "seeds", "parameters", "BLEU", "p ")),
         "setup": lambda _: setup_of(rows, missing_rows, stored),
         "plots": lambda _: plots_of(folder, rows),
+        **{f"lengths_{test}": partial(lambda test, _: lengths_of(rows, test), test) for test in test_names(rows)},
         "summary": lambda _: summary_of(rows, missing_rows, f"model_cards/{folder.name}.md"),
         "family": family,
         "verdict": lambda document: verdicts_of(claims, rows, "", document.stem),
@@ -793,7 +828,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     claims = read_claims(rows_file.with_stem(f"{args.name}_papers"), list(read_rows(rows_file)))
     stored = read_scores(folder / SCORES)
     if args.references is not None:
-        stored = measure(rows, claims, args.references, args.samples, stored)
+        pages = "".join(document.read_text(encoding="utf-8") for document in documents_of(args.root))
+        by_length = [test for test in test_names(rows) if f"<!-- results: {args.name} lengths_{test} -->" in pages]
+        stored = measure(rows, claims, args.references, args.samples, stored, by_length)
     if missing := add_stored(rows, claims, stored):
         print(f"Pass --references; not stored: {', '.join(missing)}.", file=sys.stderr)
     check_picture(folder / PLOTS[0][0])

@@ -19,7 +19,8 @@ REFERENCES = [f"the farmer number {i} invites the girl that the dog follows" for
 SIGNATURE = sacrebleu_score(REFERENCES, REFERENCES).signature
 ROWS = "plain:\nON-LSTM: {model.type: onlstm_transformer}\ntwo*: {model.type: gret}\nlater: {model.type: rnmt}\n"
 PAGE = "".join(
-    f"<!-- results: small {name} -->\nold\n<!-- end -->\n" for name in ("table", "setup", "plots", "summary")
+    f"<!-- results: small {name} -->\nold\n<!-- end -->\n"
+    for name in ("table", "lengths_set", "setup", "plots", "summary")
 )
 
 
@@ -94,6 +95,7 @@ def root(tmp_path):
     (tmp_path / "scripts/recipes/rows/small.yaml").write_text(ROWS)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/set.de").write_text("".join(f"{text}\n" for text in REFERENCES))
+    (tmp_path / "data/set.en").write_text("a b c\n" * 7 + "a b c d e f\n" * 5)
     for seed, wrong in ((1, 8), (2, 10)):
         add_run(tmp_path, "plain", seed, wrong, "nmt_transformer", 1.0, [10.0, 20.0, 30.0, 25.0 + seed])
         add_run(tmp_path, "on_lstm", seed, wrong - 6, "onlstm_transformer", 2.0, [15.0, 28.0, 36.0, 40.0])
@@ -128,6 +130,10 @@ def test_everything_comes_from_the_evidence(results, root, capsys):
         compare_runs([translations(8)], [translations(0)], REFERENCES, 200),
     ]
     assert [plain["p set"], onlstm["p set"], two["p set"]] == ["", *(results.p_text(value) for value in holm(raw))]
+    sentences, plain_lengths, *_ = table_in(text, "lengths_set")
+    assert sentences == {"words": "sentences", "(0, 5]": "7", "(5, 10]": "5"}
+    bleu = [sacrebleu_score(translations(wrong)[7:], REFERENCES[7:]).score for wrong in (8, 10)]
+    assert plain_lengths["(5, 10]"] == f"{sum(bleu) / 2:.2f} (1.00)"
     assert [row["sentences/s"] for row in (plain, onlstm, two)] == ["11.0", "5.0", ""]
     assert [row["training tokens/s"] for row in (plain, onlstm, two)] == ["1,000", "400", ""]
     assert "Speeds: random weights" in text

@@ -176,11 +176,14 @@ def run_evaluate(args: argparse.Namespace) -> None:
             scores, bins = measure(args, source, hypotheses, references)
             shown += [system, *(f"  {score}" for score in scores)]
             for words, size, score in bins:
-                shown.append(f"  {name} of sources with {words} {units}: {score.score:.2f} ({size} sentences)")
+                length = "" if score.length_ratio is None else f", length ratio {score.length_ratio:.3f}"
+                shown.append(f"  {name} of sources with {words} {units}: {score.score:.2f}{length} ({size} sentences)")
             report["systems"][system] = {"scores": [vars(score) for score in scores]}
             if source is not None:
-                rows = [{"words": words, "sentences": size, kind: score.score} for words, size, score in bins]
-                report["systems"][system]["by_length"] = rows
+                report["systems"][system]["by_length"] = [
+                    {"words": words, "sentences": size, kind: score.score, "length_ratio": score.length_ratio}
+                    for words, size, score in bins
+                ]
         options = {"metric": "rougeL", "units": args.rouge} if args.rouge else {"tokenize": args.tokenize}
         tests = {"both": (BOOTSTRAP, RANDOMIZATION), "all": METHODS}
         for method in tests.get(args.significance, [args.significance]) if len(systems) > 1 else ():
