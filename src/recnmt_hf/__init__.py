@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from ._lazy import lazy_names
 from ._registration import is_command, register
+from ._version import __version__
 from .families import FAMILIES, MODEL_TYPES
 
-
-__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from .data.batching import TokenBatchSampler as TokenBatchSampler

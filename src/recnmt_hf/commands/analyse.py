@@ -6,7 +6,7 @@ import platform
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
 
-from .. import __version__
+from .._version import __version__
 from . import arguments
 
 

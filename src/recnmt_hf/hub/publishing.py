@@ -21,9 +21,9 @@ from huggingface_hub.utils import get_token
 from packaging.requirements import Requirement
 from transformers import GenerationConfig
 
-from .. import __version__
 from .._loading_errors import looks_local, shorten
 from .._plain_card import CARD
+from .._version import __version__
 from ..data.files import open_output_folder
 from ..data.tree_inputs import RELATIONS_FILE
 from ..errors import UserError, packages_of_extra, short_repr

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from .. import __version__
 from .._loading_errors import folder_of_model, read_small_text, shorten
+from .._version import __version__
 from ..data.files import locked_file, open_output
 from ..errors import UserError
 from ..inference.model_settings import EVIDENCE as EVIDENCE
