@@ -24,14 +24,13 @@ ROW_FILES = {
     "rnmt_tables_1_to_3": ("rnmt", "multi30k_en_de_small_rnmt", ["table 1", "table 2"]),
     "rnmt_deen_mix": ("rnmt", "deen_mix_base_rnmt", []),
     "deen_mix_table": ("nmt_transformer", "deen_mix_small_table", []),
-    "deen_news": ("nmt_transformer", "deen_news_small", []),
     "zh_en_mix": ("nmt_transformer", "zh_en_mix_small", []),
     "vrnmt_ablations": ("vrnmt", "btec_zh_en_small_rnmt", []),
     "rpe_table_1": ("rpe_transformer", "multi30k_en_de_small_rpe", ["table 1", "table 2"]),
     "rpe_table_3": ("rpe_transformer", "multi30k_en_de_small_rpe", ["table 3"]),
     "multi30k_table": ("nmt_transformer", "multi30k_en_de_small_table", []),
 }
-OF_ONE_SIZE = ("multi30k_table", "deen_mix_table", "deen_news", "zh_en_mix")  # small, by their recipes
+OF_ONE_SIZE = ("multi30k_table", "deen_mix_table", "zh_en_mix")  # small, by their recipes
 
 
 @pytest.fixture(scope="module")
