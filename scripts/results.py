@@ -21,7 +21,6 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from operator import methodcaller
 from pathlib import Path
@@ -377,14 +376,6 @@ def read_references(folder: Path, test: TestScore) -> list[list[str]]:
     return references
 
 
-def scores_of_lengths(
-    sources: Sequence[str], texts: Sequence[str], references: Sequence[Sequence[str]], tokenizer: str | None
-) -> list[list[Any]]:
-    """Return words of the source, number of sentences, BLEU and length ratio of each bin of [`EDGES`]."""
-    bins = scores_by_length(sources, texts, references, EDGES, tokenizer)
-    return [[words, count, score.score, score.length_ratio] for words, count, score in bins]
-
-
 def compared_rows(rows: Sequence[Row], claims: Sequence[Claim]) -> list[tuple[Row, Row]]:
     """Return the pairs of rows that are compared, the baseline first: the first row, and those that claims name."""
     by_name = {row.name: row for row in rows}
@@ -418,7 +409,8 @@ def measure(
                 entry = {**scores_of(texts, references, tokenizer), "sha256": checksum}
             if test in by_length and "by_length" not in entry:
                 sources = list(chain(*(read_lines(folder / Path(corpus["source"]).name) for corpus in own.dataset)))
-                entry["by_length"] = scores_of_lengths(sources, texts, references, tokenizer)
+                bins = scores_by_length(sources, texts, references, EDGES, tokenizer)
+                entry["by_length"] = [(words, size, score.score, score.length_ratio) for words, size, score in bins]
             bleu, same = entry["bleu"], entry["signatures"]["BLEU"] == own.signature
             if same and abs(bleu - own.scores["bleu"]) > TOLERANCE:
                 raise UserError(
@@ -795,7 +787,7 @@ def sections_of(
         "scores": lambda _: table_of(rows, rows, ("model", "seeds", "parameters", "BLEU", "p ")),
         "setup": lambda _: setup_of(rows, missing_rows, stored),
         "plots": lambda _: plots_of(folder, rows),
-        **{f"lengths_{test}": partial(lambda test, _: lengths_of(rows, test), test) for test in test_names(rows)},
+        **{f"lengths_{test}": lambda _, test=test: lengths_of(rows, test) for test in test_names(rows)},
         "summary": lambda _: summary_of(rows, missing_rows, f"model_cards/{folder.name}.md"),
         "family": family,
         "verdict": lambda document: verdicts_of(claims, rows, "", document.stem),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What only a GPU can show, in about ten minutes: the tests marked `gpu`, the speed of every family beside MarianMT, and of
-# the families with Triton kernels with and without them.
+# What only a GPU can show: the tests marked `gpu`, the speed of every family beside MarianMT, and of the families with Triton
+# kernels with and without them.
 #
 #   bash scripts/benchmarks/gpu.sh [further arguments of compare.py, such as --rounds 3]
 set -euo pipefail

@@ -25,7 +25,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu.py r
 @pytest.fixture(autouse=True)
 def rounding(monkeypatch):
     """Round to bfloat16 as devices do; Triton's interpreter cuts the further digits off."""
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    from triton.runtime import interpreter
+
     convert = interpreter._convert_float
 
     def rounded(values, source, target, mode):
@@ -56,7 +57,7 @@ def on_gpu(monkeypatch):
 def check(on_gpu, run, module, dtype, tolerance):
     """
     Compare results of the kernels with those of torch's operators; return the kernels launched. In "bfloat16" (weights,
-    too) or with "autocast" they are at most twice as far from those in float32. `run` takes module and data type.
+    too) or with "autocast" the kernels may be twice as far from float32 as torch. `run` takes module and data type.
     """
     kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     exact = run(module.to(kind).float(), torch.float32)
@@ -75,16 +76,10 @@ def check(on_gpu, run, module, dtype, tolerance):
 
 
 @pytest.mark.parametrize(
-    ("chunk_size", "size", "length", "bidirectional", "dtype"),
-    [
-        (1, 20, 1, True, "float32"),
-        (4, 24, 2, True, "float32"),
-        (3, 33, 27, True, "float32"),
-        (1, 7, 63, False, "float32"),
-        (2, 20, 9, True, "autocast"),
-        (2, 20, 9, True, "bfloat16"),
-    ],
+    ("chunk_size", "size", "length", "bidirectional"),
+    [(1, 20, 1, True), (4, 24, 2, True), (3, 33, 27, True), (1, 7, 63, False)],
 )
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "autocast"])
 def test_on_lstm(on_gpu, chunk_size, size, length, bidirectional, dtype):
     torch.manual_seed(0)
     layer = ONLSTM(chunk_size, 5, size, bidirectional)
@@ -103,26 +98,29 @@ def test_on_lstm(on_gpu, chunk_size, size, length, bidirectional, dtype):
     assert launched == ["step_forward"] * length + ["step_backward"] * length
 
 
-# Family, fields, data type (see `check`), and the lengths of the longest source and target.
+# Family, fields, and the lengths of the longest source and target.
 CASES = {
-    "RNNsearch*": ("RNMT", {"relation_layers": 0}, "float32", 63, 2),
-    "RNNsearch* of one word": ("RNMT", {"relation_layers": 0}, "float32", 1, 1),
-    "RNNsearch": ("RNMT", {"relation_layers": 0, "decoder_type": "rnnsearch"}, "float32", 2, 27),
-    "RNNsearch* with autocast": ("RNMT", {"relation_layers": 0}, "autocast", 5, 4),
-    "RNNsearch* in bfloat16": ("RNMT", {"relation_layers": 0}, "bfloat16", 5, 4),
-    "VRNMT": ("VRNMT", {}, "float32", 27, 2),
-    "VRNMT with autocast": ("VRNMT", {"decoder_type": "rnnsearch"}, "autocast", 5, 4),
-    "VRNMT in bfloat16": ("VRNMT", {"decoder_type": "rnnsearch"}, "bfloat16", 5, 4),
-    "a latent variable of the sentence": ("VRNMT", {"latent_level": "sentence"}, "float32", 2, 27),
-    "SSRU": ("NMTTransformer", {"decoder_autoregression": "ssru"}, "float32", 2, 63),
-    "SSRU in bfloat16": ("NMTTransformer", {"decoder_autoregression": "ssru"}, "bfloat16", 5, 4),
-    "BiARN": ("BiARNTransformer", {}, "float32", 27, 2),
+    "RNNsearch*": ("RNMT", {"relation_layers": 0}, 63, 2),
+    "RNNsearch* of one word": ("RNMT", {"relation_layers": 0}, 1, 1),
+    "RNNsearch": ("RNMT", {"relation_layers": 0, "decoder_type": "rnnsearch"}, 2, 27),
+    "VRNMT": ("VRNMT", {}, 27, 2),
+    "VRNMT on RNNsearch": ("VRNMT", {"decoder_type": "rnnsearch"}, 5, 4),
+    "a latent variable of the sentence": ("VRNMT", {"latent_level": "sentence"}, 2, 27),
+    "SSRU": ("NMTTransformer", {"decoder_autoregression": "ssru"}, 2, 63),
+    "BiARN": ("BiARNTransformer", {}, 27, 2),
 }
 
 
+# Over 27 steps with weights in bfloat16, gradients are up to five times as far from float32 as the plain reference's.
+LESS_EXACT = {("RNNsearch", "bfloat16"), ("a latent variable of the sentence", "bfloat16")}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "autocast"])
 @pytest.mark.parametrize("name", CASES)
-def test_models(on_gpu, name):
-    prefix, fields, dtype, length, target_length = CASES[name]
+def test_models(on_gpu, request, name, dtype):
+    if (name, dtype) in LESS_EXACT:
+        request.applymarker(pytest.mark.xfail(reason="rounds more often than the reference", strict=True))
+    prefix, fields, length, target_length = CASES[name]
     fields |= {"d_model": 20} if "Transformer" not in prefix else {}
     torch.manual_seed(0)
     config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=30, dropout=0.0, **fields)
@@ -172,7 +170,7 @@ def test_examples_that_are_compared_on_a_device(monkeypatch, example, dtype):
 def test_a_difference_falls_back_with_one_warning(monkeypatch):
     """Also an error of the compiler, whatever it is."""
     monkeypatch.setattr(kernels_triton, "agreements", {})
-    monkeypatch.setattr(torch.Tensor, "is_cuda", "autocast", raising=False)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
     count = []
 
     def wrong(*place):
