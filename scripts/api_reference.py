@@ -8,8 +8,6 @@ has a docstring, those that packages offer by name describe their arguments, and
     python scripts/api_reference.py build/api     # then open build/api/index.html
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib

@@ -3,8 +3,6 @@
 Write the tables of model_cards/*.md from model_cards/evidence, and draw the pictures of the cards from the same files.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -105,9 +103,7 @@ def draw_logic(data: Path, picture: Path) -> None:
 
 
 # Pictures in `FOLDER`, with the file of their values and the function that draws them.
-PICTURES = {
-    "logical_inference.svg": ("logical_inference.json", draw_logic),
-}
+PICTURES = {"logical_inference.svg": ("logical_inference.json", draw_logic)}
 
 
 def draw_pictures(data: Path, output: Path) -> None:

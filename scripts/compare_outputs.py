@@ -10,8 +10,6 @@ tokens (greedy, sampling, beams, a static cache, a prompt) and translations with
 with fast paths and without.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -5,8 +5,6 @@ A gain in BLEU that comes from longer output alone is none in quality, so both a
 penalty, and chrF and TER stand beside them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -12,8 +12,6 @@ its model, and optionally the file `speed.json` that `scripts/benchmarks/table_s
 figures for the rows are, and which rows have a verdict.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json
@@ -156,9 +154,6 @@ class Claim:
                 figures = f"{table.task.name} {pair}, {base}: {score}"
                 texts.setdefault(figures, f"{figures} ({difference}{mark})")
         return "; ".join(texts.values())
-
-
-# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def slug(name: str) -> str:
@@ -338,9 +333,6 @@ def test_names(rows: Sequence[Row]) -> list[str]:
     return [test.name for test in rows[0].evidence.tests]
 
 
-# -- scores and gains --------------------------------------------------------------------------------------------------
-
-
 def shared_runs(baseline: Row, row: Row) -> list[tuple[Run, Run]]:
     """Return the pairs of runs of two rows with the same seed."""
     by_seed = {run.seed: run for run in baseline.runs}
@@ -468,9 +460,6 @@ def marks(row: Row, baseline: Row, test: str) -> list[str]:
     return marks_of(entry, chrf, ter)
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
 def spread(values: Sequence[float]) -> tuple[float, float | None]:
     """Return mean and standard deviation, `None` for one value."""
     return mean(values), stdev(values) if len(values) > 1 else None
@@ -531,17 +520,7 @@ def cells_of(row: Row, rows: Sequence[Row]) -> dict[str, str]:
 
 
 # First words of the columns of a whole table; the others are in its CSV file.
-COLUMNS = (
-    "model",
-    "seeds",
-    "BLEU",
-    "chrF",
-    "TER",
-    "p ",
-    "recipe",
-    "training tokens/s",
-    "sentences/s",
-)
+COLUMNS = ("model", "seeds", "BLEU", "chrF", "TER", "p ", "recipe", "training tokens/s", "sentences/s")
 
 
 def differing_settings(row: Row, first: Row) -> str:
@@ -696,9 +675,6 @@ def csv_rows(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                 cells |= {"p": number(gain.get("p_value"), 4), "p_holm": number(row.corrected.get(test), 4)}
                 cells["marks"] = ", ".join(marks(row, rows[0], test))
                 yield cells
-
-
-# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def write_plots(folder: Path, rows: Sequence[Row]) -> None:

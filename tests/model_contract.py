@@ -125,8 +125,6 @@ class ModelContract:
         model = self.model_class(self.config(**(fields or {}))).to(dtype).eval()
         return scatter_parameters(model) if scattered else model
 
-    # -- devices ---------------------------------------------------------------------------------------------------
-
     def test_runs_on_the_meta_device(self, variant, monkeypatch):
         """
         Forward, backward and a decoding step, all on one device and without reading any number of a tensor; built or
@@ -158,8 +156,6 @@ class ModelContract:
                     step = model(**settings, decoder_input_ids=batch["input_ids"][:, :1])
                     assert step.logits.is_meta and step.logits.shape[1] == 1
             given["cache"].reorder_cache(torch.arange(3, device="meta"))
-
-    # -- padding ---------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("side", ["left", "right"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
@@ -200,8 +196,6 @@ class ModelContract:
         assert torch.isfinite(before).all()
         batch["input_ids"][1] = 5
         torch.testing.assert_close(model(**batch).logits, before, atol=1e-10, rtol=0)
-
-    # -- cache and generation --------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("mode", GENERATION)
     @pytest.mark.parametrize("prompt", [1, 4])
@@ -467,8 +461,6 @@ class ModelContract:
         greedy = model.generate(source, **settings)
         torch.testing.assert_close(found.logits, greedy.logits, atol=1e-9, rtol=0)
 
-    # -- attention implementations and evidence ----------------------------------------------------------------------
-
     def test_eager_equals_sdpa(self, variant, monkeypatch):
         model = self.model(variant)
         batch = ragged_batch()
@@ -519,8 +511,6 @@ class ModelContract:
         torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
         assert (weights[1, ..., 4:] == 0).all()
         assert outputs.decoder_hidden_states[-1].shape == (3, 5, model.config.d_model)
-
-    # -- loss --------------------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("smoothing", [0.0, 0.1])
     def test_chunked_loss_equals_plain(self, variant, smoothing):
@@ -660,8 +650,6 @@ class ModelContract:
                 with pytest.raises((IndexError, RuntimeError)):
                     model(**batch, decoder_input_ids=target, **settings)
 
-    # -- adapters and quantization -----------------------------------------------------------------------------------
-
     def losses_agree(self, model):
         """With and without logits, and in generation every layer is called."""
         batch = ragged_batch()
@@ -740,8 +728,6 @@ class ModelContract:
                 torch.testing.assert_close(model(**batch).loss, expected, atol=1e-10, rtol=0)
                 assert calls or any(part in name for part in self.called_in_training), name
                 hook.remove()
-
-    # -- saving and loading -----------------------------------------------------------------------------------------
 
     def test_saved_model_loads_bit_equal(self, variant, tmp_path):
         model = self.model(variant, torch.float32)
@@ -924,8 +910,6 @@ class ModelContract:
         """
         found = stranger(code, tmp_path)
         assert found == {variant: [tokens, tokens] for variant, tokens in expected.items()}
-
-    # -- other promises ---------------------------------------------------------------------------------------------
 
     def test_encoder_outputs_may_be_given_in_any_form(self, variant):
         model = self.model(variant)

@@ -110,9 +110,6 @@ def test_transformers_knows_the_zoo(first):
         assert (base, generating) == (f"{prefix}Model", f"{prefix}ForConditionalGeneration")
 
 
-# -- the console command ---
-
-
 @pytest.fixture(scope="module")
 def console_script(tmp_path_factory):
     """Return a console script as pip writes it."""
@@ -217,10 +214,7 @@ def test_models_are_one_flat_folder(repository):
             else:
                 root = name.split(".")[0]
                 known = {"torch", "transformers", "huggingface_hub", "safetensors", "triton"}  # the last one if present
-                assert root in known | sys.stdlib_module_names, (
-                    path.name,
-                    name,
-                )
+                assert root in known | sys.stdlib_module_names, (path.name, name)
 
 
 def test_dependencies_point_one_way(repository):

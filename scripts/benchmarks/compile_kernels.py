@@ -6,8 +6,6 @@ shared memory of a program.
     python scripts/benchmarks/compile_kernels.py --widths 128 512 1024
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -5,8 +5,6 @@ Time of every fast path relative to its reference on this CPU; both alternate.
     python scripts/benchmarks/fast_paths.py --size base --train-batch-size 16 --generate-batch-size 1
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import sys

@@ -6,8 +6,6 @@ without, alternating within one run.
     python scripts/benchmarks/guided_alignment.py nmt_transformer:decoder_autoregression=ssru rnmt --size small
 """
 
-from __future__ import annotations
-
 import copy
 import statistics
 import sys

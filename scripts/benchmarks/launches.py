@@ -6,8 +6,6 @@ in a decoding step. No GPU is needed: the rules of accelerators are followed on 
     python scripts/benchmarks/launches.py marian nmt_transformer onlstm_transformer rnmt:relation_layers=0
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Shared helpers of the benchmark scripts."""
 
-from __future__ import annotations
-
 import argparse
 import platform
 import sys

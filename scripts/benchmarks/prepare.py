@@ -6,8 +6,6 @@ both sides). `prepare.py memory` writes shards of random tokens for corpora of s
 until the first batch and the memory of a process that reads batches.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -26,13 +24,7 @@ import pyarrow as pa
 from recnmt_hf.data.batching import BatchLimits
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.data.prepared import ShardSettings
-from recnmt_hf.data.sharded import (
-    FORMAT,
-    SHARDS,
-    PooledBatchSampler,
-    ShardedDataset,
-    ShardRecord,
-)
+from recnmt_hf.data.sharded import FORMAT, SHARDS, PooledBatchSampler, ShardedDataset, ShardRecord
 from recnmt_hf.data.sharding import prepare_shards
 from recnmt_hf.data.text import read_aligned, write_lines
 from recnmt_hf.data.tokenization import train_tokenizer

@@ -5,8 +5,6 @@ Time of recurrent layers relative to `torch.nn.LSTM` of the same width, one dire
     python scripts/benchmarks/recurrent_layers.py --shapes 64x27 16x128 --width 512 --rounds 9
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Callable

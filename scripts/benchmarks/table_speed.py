@@ -11,8 +11,6 @@ translation has as many tokens as its source. Times are processor times of one t
         --source test.en --target test.de
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -25,8 +25,6 @@ the speed of each other system in float32; time for reading and writing memory i
         --system GRET outputs/gret/model 4
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import io

@@ -6,8 +6,6 @@ Bag-of-words probe of Weng et al. (2020): prediction of a translation's words fr
         --validation val.en val.de --test test.en test.de
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

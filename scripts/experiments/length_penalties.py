@@ -16,8 +16,6 @@ validation BLEU is used in a real search of all sets. The folder of a run, or wi
   tokens, log-probability and text, so that scores for other grids need no model.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

@@ -6,8 +6,6 @@ Write a generated corpus of logical inference: pairs of formulas of propositiona
     python scripts/experiments/logic.py outputs/logic --pairs 500000
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

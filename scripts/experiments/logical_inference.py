@@ -6,8 +6,6 @@ formulas, and are tested on longer ones.
     python scripts/experiments/logical_inference.py scripts/recipes/logic/logical_inference.yaml --plot logic.png
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """Newly initialized models by name, for `parameters.py` and the benchmarks."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -6,8 +6,6 @@ Count the parameters of models, and compare them.
     python scripts/experiments/parameters.py rpe_transformer --rows scripts/recipes/rows/rpe_table_1.yaml
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter

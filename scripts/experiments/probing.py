@@ -6,8 +6,6 @@ meaning of a sentence from its vector in a frozen encoder.
     python scripts/experiments/probing.py outputs/onlstm/model senteval/probing --output probing.csv
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import hashlib

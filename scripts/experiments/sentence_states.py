@@ -1,7 +1,5 @@
 """Vectors of whole sentences from a frozen encoder, and the training of probes on them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

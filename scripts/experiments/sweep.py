@@ -7,8 +7,6 @@ compared in a table and a plot.
     python scripts/experiments/sweep.py RECIPE --vary model.fields.num_capsules=16,32,64 --plot capsules.png
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

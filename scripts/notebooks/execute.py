@@ -10,8 +10,6 @@ Execute the notebooks of this folder, and store their outputs in them.
 short generated sentences, and passes its folder to the notebook.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import io

@@ -7,8 +7,6 @@ Importing the package imports its models and registers them with transformers' A
 """
 
 # ruff: noqa: F403
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from ._lazy import lazy_names

@@ -1,7 +1,5 @@
 """SIGINT and SIGTERM: the console command cleans up and exits with 130 or 143."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

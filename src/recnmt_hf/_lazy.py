@@ -1,7 +1,5 @@
 """Packages that import their names on first use."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Places and files of models, read within bounds, and plain errors for what cannot be loaded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Registration of the models and the pipeline with transformers."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -23,8 +23,6 @@ Example:
 ```
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@ Options: a field of a dataclass declares the type, range, default and meaning of
 command line and the documentation use this declaration.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import textwrap
@@ -64,9 +62,6 @@ class Range:
         first = [f"above {self.above:,}"] if self.above is not None else []
         first += [f"of at least {self.least:,}"] if self.least is not None else []
         return " and ".join(first + last)
-
-
-# -- values ------------------------------------------------------------------------------------------------------------
 
 
 def check_value(name: str, value: Any, hint: Any, allowed: Range | None = None) -> Any:
@@ -163,9 +158,6 @@ def check_content(value: Any, place: str) -> None:
         check_content(item, f"{place}[{number}]")
 
 
-# -- options -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Option:
     """Declaration of a dataclass' field."""
@@ -251,9 +243,6 @@ def default_text(entry: Option) -> str:
     if entry.default is None or isinstance(entry.default, bool):
         return {None: "null", True: "true", False: "false"}[entry.default]
     return str(entry.default.value if isinstance(entry.default, Enum) else entry.default)
-
-
-# -- mappings, as recipes have them ------------------------------------------------------------------------------------
 
 
 def parse(kind: type[T], content: Any, place: str) -> T:

@@ -89,9 +89,6 @@ def close(found, expected):
     np.testing.assert_allclose(found, expected.detach(), atol=1e-6)
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
-
-
 def test_every_function_takes_the_options_of_its_row():
     for family, subject in SUBJECTS.items():
         assert family in recnmt_hf.MODEL_TYPES
@@ -108,9 +105,6 @@ def test_a_derived_family_has_the_subject_of_its_base():
     assert find_subject(config) is SUBJECTS["gret"] and find_subject(config, "tree").name == "tree"
     with rejects("Use a model of one of these families"):
         find_subject(recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=20))
-
-
-# -- values are those of the model -------------------------------------------------------------------------------------
 
 
 def test_global_state(translators):
@@ -201,9 +195,6 @@ def test_similarities_by_distance():
     assert SidePositions("target", list("ab"), recurrent[:2, :2], None).by_distance() == [(1, None, 0.5, 0.5, 0.5)]
 
 
-# -- tables and pictures -----------------------------------------------------------------------------------------------
-
-
 def test_tables(folders, shown):
     first, *rows = shown(folders["GRET"], "--target", TRANSLATION)
     capsules, heading, words = rows[:5], rows[5], rows[6:]
@@ -270,9 +261,6 @@ def test_dollars_are_no_formulas(tmp_path):
     pytest.importorskip("matplotlib", reason="the extra plots is not installed")
     heat_maps([("from $5 to $x_{$", np.ones((1, 1)))], ["$5 of $\\b"], ["$"], "step", tmp_path / "a.png")
     assert (tmp_path / "a.png").is_file()
-
-
-# -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prefix", FAMILIES)

@@ -82,9 +82,6 @@ def test_case(world, tmp_path, monkeypatch, capfd, status, stdin, words, part):
         assert last.isprintable()
 
 
-# -- values of options, read from the parsers --------------------------------------------------------------------------
-
-
 # Command -> a valid command line, to which an option is added.
 VALID = {
     "corpus": "-o out",
@@ -166,9 +163,6 @@ def test_missing_files_and_folders_are_named(world, monkeypatch, command):
     assert snapshot(world) == before
 
 
-# -- reading files and standard input --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["bom.en", "crlf.en", "cr.en", "nul.en", "separators.en", "good.gz", "empty.txt"])
 def test_standard_input_equals_a_file(world, monkeypatch, capfd, name):
     """So do a FIFO and process substitution, a pipe under /dev/fd."""
@@ -208,9 +202,6 @@ class Echo:
             yield Translation(sentence, [Hypothesis(repr(sentence), 0.0, 0.0)])
 
 
-# -- foreign code ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["code", "code-tokenizer"])
 def test_foreign_code_runs_only_when_trusted(world, tmp_path, monkeypatch, capfd, name):
     """There is no prompt: text that begins with "y" on standard input is not an answer."""
@@ -239,9 +230,6 @@ def test_trusted_code_runs(world, monkeypatch, capfd):
         assert (world / "code-was-run").exists()
     finally:
         (world / "code-was-run").unlink(missing_ok=True)
-
-
-# -- streams, interrupts and bugs ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

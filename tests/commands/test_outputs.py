@@ -73,9 +73,6 @@ def test_no_input_is_overwritten_through_a_missing_folder(world, tmp_path, monke
     assert {path: path.read_bytes() for path in before} == before
 
 
-# -- signals -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def default_handlers():
     """Install the handlers of a foreground process; tests in the background inherit ignored signals."""

@@ -132,9 +132,6 @@ def test_a_folder_with_other_work_is_not_used(tmp_path):
         sign.unlink()
 
 
-# -- several processes ---------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def another_process(work):
     """A forked process that calls `work`, then waits; the block is entered when it waits. It is killed at the end."""

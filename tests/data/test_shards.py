@@ -435,9 +435,6 @@ def test_urls(files, tokenizers, tmp_path):
         next(read_lines("memory://corpus/none.en"))
 
 
-# -- what is wrong -----------------------------------------------------------------------------------------------------
-
-
 def test_lines_that_cannot_be_used_are_named(tokenizers, tmp_path):
     source, target = tmp_path / "a.en", tmp_path / "a.de"
     lines = [b"A dog sleeps."] * 80

@@ -56,9 +56,6 @@ def files(tmp_path):
     return tmp_path
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 @pytest.mark.parametrize("last", ["", "\n", "\n\n\n"])
 @pytest.mark.parametrize("name", ["a.conllu", "a.conllu.gz"])
@@ -161,9 +158,6 @@ def write(path, text):
     return path
 
 
-# -- corpora -----------------------------------------------------------------------------------------------------------
-
-
 def rows_of(*sentences):
     names = ("source_tokens", "source_heads", "source_relations")
     columns = ((s.words, s.heads, s.relations) for s in sentences)
@@ -221,9 +215,6 @@ def test_bad_columns(tmp_path, change):
         list(load_pairs({"jsonl": path, "tree_columns": True}, "en", "de"))
 
 
-# -- relations ---------------------------------------------------------------------------------------------------------
-
-
 def test_relations_are_counted_saved_and_loaded(tmp_path):
     one = ParsedSentence(["a", "b", "c"], [0, 1, 1], ["root", "nsubj:pass", "nsubj"])
     two = ParsedSentence(["a", "b"], [0, 1], ["root", "<piece>"])
@@ -240,8 +231,6 @@ def test_relations_are_counted_saved_and_loaded(tmp_path):
     with rejects("relations.json", field=str(tmp_path)):
         Relations.load(tmp_path)
 
-
-# -- tokens ------------------------------------------------------------------------------------------------------------
 
 RELATIONS = Relations(("<unk>", "nsubj", "det", "<piece>"))
 # The pieces of the last two words are single characters.
@@ -300,9 +289,6 @@ def test_truncation_removes_edges_to_removed_words(pieces):
     assert Tokens([5, 6, 7, 2]).truncated(2, {2}) == Tokens([5, 2])
     assert short.tree == TokenTree([1, -1, 1, -1], [2, 0, 3, 0])
     assert tokens.tree.heads[1] == 6
-
-
-# -- datasets and batches ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep_text", [False, True])

@@ -264,9 +264,6 @@ def test_the_readme_lists_the_limits(repository):
     assert option_table(Limits) in (repository / "src/recnmt_hf/demo/README.md").read_text()
 
 
-# -- the server --------------------------------------------------------------------------------------------------------
-
-
 def test_the_server_leaves_nothing(plain_model, monkeypatch):
     """No temporary folder, no setting of the environment, no thread; no look-up of other hosts."""
     import httpx

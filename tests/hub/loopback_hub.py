@@ -94,8 +94,6 @@ class Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any
 
-    # -- what it answers ---------------------------------------------------------------------------------------------
-
     def who(self, body):
         self.answer(200, {"name": "tester", "type": "user", "orgs": [], "auth": {"type": "access_token"}})
 

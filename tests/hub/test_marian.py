@@ -107,9 +107,6 @@ def test_damaged_weights_are_refused(tmp_path):
             recnmt_hf.from_marian(tmp_path)
 
 
-# -- folders -----------------------------------------------------------------------------------------------------------
-
-
 def opus_folder(folder, corpus, **fields):
     """A folder as OPUS-MT publishes it, and its model."""
     file = folder.with_suffix(".spm")

@@ -151,9 +151,6 @@ def test_settings_for_the_decoder(tmp_path, capsys):
     assert not (tmp_path / "other").exists()
 
 
-# -- binary files ------------------------------------------------------------------------------------------------------
-
-
 def test_marian_itself_rounds_the_same():
     """In 8 bits, all matrices but embeddings are within half a step of the original."""
     rounded, original = (read_marian_file(ENGINE / f"ssru.{ending}") for ending in ("bin", "npz"))
@@ -180,9 +177,6 @@ def test_binary_files_of_forks_and_in_half_precision(tmp_path, capsys):
     half = {name: values.astype(np.float16) for name, values in arrays.items()}
     content = read_marian_file(write_bin(path, settings, half, None))
     assert not content.is_quantized and all((content.arrays[name] == values).all() for name, values in half.items())
-
-
-# -- bad input ---------------------------------------------------------------------------------------------------------
 
 
 def refused(path, files, folder, words, field=None):
@@ -315,9 +309,6 @@ def test_files_that_expand_to_much_more_than_they_have(tmp_path):
         config.write_text(text)
         with rejects(field=str(config)):
             import_marian_file(path, files, tmp_path / "out", config)
-
-
-# -- export of other models --------------------------------------------------------------------------------------------
 
 
 def changed_folder(folder, target, **fields):

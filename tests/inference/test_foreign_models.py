@@ -282,9 +282,6 @@ def test_pipeline(zoo, sentences, name):
         assert pipe(sentences[0], tgt_lang=LANGUAGES[name][2], **options)[0]["translation_text"] == other
 
 
-# -- names of tasks and of options -------------------------------------------------------------------------------------
-
-
 def test_old_names_of_tasks(zoo, sentences):
     folder, options = str(zoo.make("m2m100")), {"num_beams": 1, "max_length": 9}
     expected = zoo["m2m100"](sentences[:1], beams=1, max_new_tokens=8, **named("m2m100"))[0].text
@@ -421,9 +418,6 @@ def test_threads_with_different_languages(zoo, sentences, name):
         thread.join()
     assert results == expected
     assert state == {key: getattr(translator.tokenizer, key, None) for key in state}
-
-
-# -- models that lack something ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", WITH_TOKENS)

@@ -100,9 +100,6 @@ def test_the_fastest_type(has_bfloat16, tiny_folder, monkeypatch):
     assert load_model(tiny_folder, "cpu", "fastest").dtype == torch.float32
 
 
-# -- files ---
-
-
 def test_pickled_weights_are_never_loaded(damaged):
     folder = damaged(lambda weights: weights.pop(WEIGHT))
     assert load_model(folder, "cpu", check=False).model.encoder.layers[0].fc1.weight.isfinite().all()
@@ -149,9 +146,6 @@ def test_computed_tables_and_infinite_biases_are_accepted(damaged):
         with rejects(NOT_FINITE):
             check_weights(translator.model)
     assert Translator(translator.model, translator.tokenizer, check=False)
-
-
-# -- tokenizers ---
 
 
 def changed_tokenizer(tokenizer, folder, **parts):

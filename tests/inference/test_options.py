@@ -30,9 +30,6 @@ def test_the_readme_shows_the_options(repository):
     assert option_table(DecodingOptions) in (repository / "src/recnmt_hf/inference/README.md").read_text()
 
 
-# -- settings of generate ---
-
-
 def test_functions_get_the_number_of_the_sentence(translator, sentences):
     """Batches are sorted by length, and a text of two sentences is translated in parts."""
     some, every = translator.encode_target("Der Hund").ids, list(range(len(translator.target_tokenizer)))
@@ -108,9 +105,6 @@ def test_long_translations_with_negative_penalties(translator, sentences):
         translator(sentences[:1], length_penalty=-6)
 
 
-# -- sampling ---
-
-
 def test_samples_depend_on_the_seed(translator, sentences):
     options = {"beams": 1, "num_hypotheses": 3, "generate": {"do_sample": True, "top_k": 0}, "max_length_extra": 3}
     first, second = translator(sentences, seed=1, **options), translator(sentences, seed=1, **options)
@@ -163,9 +157,6 @@ def test_threads_with_different_seeds_are_independent(translator, sentences):
     assert global_states() == before
 
 
-# -- prefixes ---
-
-
 @pytest.mark.parametrize("options", [{"beams": 1}, {"beams": 3}, {"beams": 1, "generate": {"do_sample": True}}])
 def test_translations_begin_with_their_prefix(translator, sentences, options):
     """In any batch; sentences without a prefix are translated as usual."""
@@ -210,9 +201,6 @@ def test_names_of_transformers_are_converted():
     changed = decoding_options(options, {"repetition_penalty": 1.2, "beams": 2})
     assert changed.generate == {"no_repeat_ngram_size": 3, "repetition_penalty": 1.2} and changed.beams == 2
     assert decoding_options(options, {"generate": {"min_new_tokens": 2}}).generate == {"min_new_tokens": 2}
-
-
-# -- mistakes ---
 
 
 def test_wrong_options_are_rejected():

@@ -33,9 +33,6 @@ def warnings(monkeypatch):
     return found
 
 
-# -- splitting and joining ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("spaces", [(" ", " "), ("  ", "\t"), ("\n", "\n\n  ")])
 def test_a_text_is_translated_sentence_by_sentence(translator, sentences, spaces):
     text = f"{sentences[0]}{spaces[0]}{sentences[1]}{spaces[1]}{sentences[2]}"
@@ -97,9 +94,6 @@ def test_a_long_sentence_of_a_text_is_rejected_or_split(translator, sentences):
     assert prepared.pieces[0] == translator.encode_source("We sleep.")
 
 
-# -- languages ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_language_of_the_source(translator, monkeypatch):
     """The option takes precedence over the model's folder, and that over the tokenizer."""
     text = "Am 3. Mai schlief er."  # by the rules of another language, two sentences
@@ -127,9 +121,6 @@ def test_the_task_in_a_folder(tmp_path):
     ):
         (tmp_path / EVIDENCE).write_text(json.dumps(evidence))
         assert read_model_task(tmp_path) == task
-
-
-# -- where a line is a segment -----------------------------------------------------------------------------------------
 
 
 def test_scores_and_test_sets_do_not_split_lines(translator, sentences, tmp_path, monkeypatch):
@@ -166,8 +157,6 @@ def test_tokens_of_a_split_text_are_not_scored(tiny_folder, tmp_path, capsys):
         assert main(["score", str(tiny_folder), "--jsonl", str(records)]) == code
     assert "has the tokens of several sentences," in capsys.readouterr().err
 
-
-# -- translations that are far too short -------------------------------------------------------------------------------
 
 LONG = "The old farmer sees that the small dog follows the girl who loves the green bird."
 

@@ -184,9 +184,6 @@ def test_a_row_ends_with_its_end_token_or_before_its_padding(translator, monkeyp
     assert translator.codec.strip([7, 8, end, 9]) == [7, 8, end], "as the configuration says"
 
 
-# -- wrong folders ---
-
-
 @pytest.fixture
 def two_vocabularies(corpus, tmp_path):
     """Return a model with words on one side and subwords on the other, and both tokenizers."""

@@ -50,9 +50,6 @@ def by_hand(layer, queries, memory, visible=None):
     return layer.out_proj(torch.cat(contexts, -1)), torch.stack(all_weights)
 
 
-# -- masks ---
-
-
 def test_where_keys_and_queries_stand():
     """The queries are the last of the keys, unless their place is given."""
     for offset, expected in ((None, [[3], [4]]), (1, [[1], [2]]), (torch.tensor(1), [[1], [2]])):
@@ -109,9 +106,6 @@ def test_masks_of_memories_and_words():
     mask = causal_mask(config("eager"), one, None, EncoderDecoderCache(static, DynamicCache()))
     assert visible_positions(None, mask, None)[0, 0].tolist() == [[True, True, False, False, False]]
     assert causal_mask(config("eager"), one, torch.ones(2, 1), None) is not None
-
-
-# -- attention ---
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention"])

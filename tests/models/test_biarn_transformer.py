@@ -240,9 +240,6 @@ def check_equations(model):
             torch.testing.assert_close(own, slow.recurrence, atol=1e-10, rtol=0)
 
 
-# -- the two paths of the steps ---
-
-
 @pytest.mark.parametrize("frozen", [(), (".weight",), (".bias",), ("directions.1.",)], ids=str)
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
@@ -313,9 +310,6 @@ def test_memory_dropout_leaves_the_recurrence_out_for_whole_sentences(fields, ch
     assert seen == {True, False}
 
 
-# -- the two paths of the decoder's attention to the recurrence ---
-
-
 @pytest.mark.parametrize(
     "fields", [{}, {"recurrence_steps": None}, {"fusion_type": "gated_sum", "fusion_layers": "all"}], ids=str
 )
@@ -351,9 +345,6 @@ def test_generation_with_absorbed_projections(fields, way, monkeypatch):
     assert torch.equal(results[0].sequences, results[1].sequences)
     torch.testing.assert_close(results[0].scores, results[1].scores, atol=1e-10, rtol=1e-9)
     assert projected == ([] if "cache_implementation" in way else [3])
-
-
-# -- evidence ---
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -416,9 +407,6 @@ def test_words_are_not_aligned_by_attention_to_steps():
     outputs = model(**ragged_batch(), output_attentions=True)
     assert outputs.cross_attentions == ()
     assert [weights.shape for weights in outputs.recurrence_cross_attentions] == [(3, 4, 5, 8)] * 2
-
-
-# -- sizes, baseline, configuration ---
 
 
 @pytest.mark.slow

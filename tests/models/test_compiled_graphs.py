@@ -49,9 +49,6 @@ def lengths_for(model_type):
     return ALL_LENGTHS if model_type == "nmt_transformer" else FEW_LENGTHS
 
 
-# -- models ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", FAMILIES)
 @pytest.mark.parametrize(
@@ -86,9 +83,6 @@ def test_kernels_of_the_default_backend():
     for batch in batches(lengths=[(7, 5), (9, 4), (4, 8)]):
         found, expected = (gradients_of(model, run, **batch) for run in (compiled, model))
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-
-
-# -- recurrences -------------------------------------------------------------------------------------------------------
 
 
 def attentive_recurrence():
@@ -175,9 +169,6 @@ def test_recurrences_of_compiled_graphs_are_not_differentiated_twice():
     compiled = torch.compile(layer, backend=GraphCounter.start(), fullgraph=True)
     with rejects("Set the environment variable"):
         torch.autograd.grad(compiled(inputs).sum(), inputs, create_graph=True)
-
-
-# -- operators ---------------------------------------------------------------------------------------------------------
 
 
 def test_another_copy_of_the_code_has_operators_of_its_own(monkeypatch):

@@ -39,9 +39,6 @@ class TestGRET(ModelContract):
         assert rows == [2, 2]
 
 
-# -- the equations -----------------------------------------------------------------------------------------------------
-
-
 class SlowGRET(SlowTransformer):
     """Section 3 of Weng et al. (2020) for one sentence at a time, one capsule, word and layer after the other."""
 
@@ -225,9 +222,6 @@ def test_a_family_of_ones_own_names_its_outputs():
         assert outputs.global_hidden_state.shape == (2, 32) and len(outputs.global_gates) == 1
 
 
-# -- routing without votes ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("axis", ["positions", "capsules"])
 @pytest.mark.parametrize("iterations", [1, 2, 3, 5])
 @pytest.mark.parametrize("matrices", [1, 6])
@@ -271,6 +265,3 @@ def test_routing_counts_in_float32():
     torch.testing.assert_close(capsules, exact, atol=0.05, rtol=0.05)
     _, first = kernels_gret.route(states.bfloat16(), weight.bfloat16(), None, 1, "positions")
     assert torch.equal(first, torch.full((2, 4, 9), 1 / 9))
-
-
-# -- training ----------------------------------------------------------------------------------------------------------

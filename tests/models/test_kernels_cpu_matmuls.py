@@ -26,9 +26,6 @@ def onednn(monkeypatch):
     return calls
 
 
-# -- with gradients ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("layout", ["rows", "columns", "slices"])
 def test_matmuls_equal_the_plain_ones(layout, bias, onednn):
@@ -132,9 +129,6 @@ def test_a_model_trains_alike_with_onednn(prefix, onednn, monkeypatch):
     assert made == len(onednn) and made > 20
     for own, plain in zip(*found, strict=True):
         torch.testing.assert_close(own, plain, atol=2e-5, rtol=2e-3)
-
-
-# -- without gradients -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

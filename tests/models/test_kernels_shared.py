@@ -40,9 +40,6 @@ def test_dropout_has_its_rate_and_scale(paths, p):
     assert kernels_shared.dropout(states, p, False) is states and kernels_shared.dropout(states, 0.0, True) is states
 
 
-# -- attention --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [None, "bool", "additive"])
 def test_attention_by_plain_matmuls(causal, masked):
@@ -105,9 +102,6 @@ def test_matmuls_of_a_step_have_the_precision_of_autocast(autocast, with_bias):
     expected = (rounded(gradient).t() @ rounded(states)).float()
     found = product.weight_gradient(gradient[None], states[None])
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
-
-
-# -- loss --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -164,9 +164,6 @@ def test_attention_kernels_that_do_not_fit_are_refused():
     NMTTransformerForConditionalGeneration._from_config(config, attn_implementation="flex_attention")
 
 
-# -- loss and output layer ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("called", [False, True], ids=["read", "called"])
 def test_losses_agree_with_a_bias_of_the_logits_and_a_given_divisor(called):
     """With logits and without; where the output layer's matrix is read, and where the layer has to be called."""
@@ -264,9 +261,6 @@ def test_flash_attention_reads_no_memory(prefix, monkeypatch):
             found.append((model(**batch).logits, *tokens))
     torch.testing.assert_close(found[1][0], found[0][0], atol=1e-5, rtol=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(found[0][1:], found[1][1:], strict=True))
-
-
-# -- loading and resizing ----------------------------------------------------------------------------------------------
 
 
 def test_a_warm_start_reports_what_it_did(monkeypatch, tmp_path):

@@ -42,9 +42,6 @@ class TestONLSTMTransformer(ModelContract):
         return super().config(**{"encoder_layers": layers, **fields})
 
 
-# -- the equations -----------------------------------------------------------------------------------------------------
-
-
 class SlowHybrid(SlowTransformer):
     """Sections 2 and 3 of Hao et al. (2019) for one sentence, word by word, channel by channel of the master gates."""
 
@@ -190,9 +187,6 @@ def check_equations(model, side):
             torch.testing.assert_close(found, slow.attention_top, atol=1e-10, rtol=0)
 
 
-# -- ordered neurons ---------------------------------------------------------------------------------------------------
-
-
 def inputs_and_weights(counts, size, chunk, directions=2, std=1.0, width=5):
     """For each direction inputs, their weight and bias, and the recurrent weight."""
     torch.manual_seed(4)
@@ -328,9 +322,6 @@ def test_the_fast_path_can_be_switched_off(monkeypatch):
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
     torch.testing.assert_close(model(**ragged_batch()).logits, expected, atol=1e-10, rtol=0)
     assert calls == [10]
-
-
-# -- sizes and fields --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

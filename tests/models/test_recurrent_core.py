@@ -20,9 +20,6 @@ from recnmt_hf.models.recurrent_layers import CachedRecurrence, MaskedRNN, Recur
 from recnmt_hf.models.seq2seq_loading import Initialization
 
 
-# -- recurrent layers ---
-
-
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("initial", [False, True])
@@ -177,9 +174,6 @@ def test_masked_mean_ignores_padding():
     assert masked_mean(states, mask).tolist() == [[2.0], [0.0]]
 
 
-# -- cache layers ---
-
-
 def test_recurrent_layer_rolls_back_what_it_recorded():
     layer = RecurrentStateLayer()
     states = torch.arange(12.0).view(1, 6, 2)
@@ -308,6 +302,3 @@ def test_memories_in_foreign_caches_have_a_row_for_each_beam(static):
         key, value, found = read_source_memory("recurrence", 0, project, states + 1, mask, cache, 4)
         assert torch.equal(key, states[:, None] + 1) and torch.equal(value, -key) and found is mask
     assert len(projected) == 3
-
-
-# -- memories and outputs ---

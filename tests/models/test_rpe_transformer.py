@@ -109,9 +109,6 @@ def test_other_recurrences_go_through_the_cache(fields):
         contract.test_a_rolled_back_cache_goes_on_as_if_nothing_had_been(fields)
 
 
-# -- the equations -----------------------------------------------------------------------------------------------------
-
-
 class SlowRPE(SlowTransformer):
     """Section 3 of Chen et al. (2019) for one sentence, word by word and head by head."""
 
@@ -267,9 +264,6 @@ def check_equations(model, side):
                 torch.testing.assert_close(found[name][0][row, place], slow.positions[name], atol=1e-10, rtol=0)
 
 
-# -- sizes -------------------------------------------------------------------------------------------------------------
-
-
 def test_usual_shares_of_the_channels():
     shares = {
         (size, kind): RPETransformerConfig.from_preset(size, vocab_size=100, rpe_type=kind).rpe_dim
@@ -293,9 +287,6 @@ def test_sequences_are_as_long_as_the_channels_without_recurrence_allow():
     model = TestRPETransformer().model({"rpe_dim": 32})
     assert model.config.sides_with_positions == ()
     assert torch.isfinite(model(words, decoder_input_ids=words).logits).all()
-
-
-# -- training ----------------------------------------------------------------------------------------------------------
 
 
 def test_sliced_projections_start_as_dense_ones_of_their_size():

@@ -32,9 +32,6 @@ def recipe_file(folder, models=None, epochs=2):
     return path
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
-
-
 # -- recipes -----------------------------------------------------------------------------------------------------------
 
 
@@ -48,9 +45,6 @@ def test_the_shipped_recipe(repository):
         "hybrid": ["onlstm", "attention"],
     }
     assert recipe.data.most_operators == 6 and recipe.training.epochs == 3 and recipe.training.schedule == "linear"
-
-
-# -- runs --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -55,9 +55,6 @@ def translators(tokenizer):
     return made
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("ending", ["txt", "txt.gz"])
 def test_read_task(tmp_path, ending):
     write_task(tmp_path, ending=ending)
@@ -72,9 +69,6 @@ def test_public_files(real_data):
         task = read_task(real_data / "probing_en", name)
         sizes[name] = (len(task.sentences["tr"]), len(task.sentences["te"]), task.classes)
     assert sizes["word_content"] == (9913, 2950, 999) and sizes["top_constituents"] == (1035, 174, 9)
-
-
-# -- vectors -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -114,9 +108,6 @@ def test_vectors_are_means_over_the_words_alone(translators, name, expected):
             torch.testing.assert_close(found["global"][row], output.global_hidden_state[0], atol=1e-5, rtol=0)
 
 
-# -- classifiers -------------------------------------------------------------------------------------------------------
-
-
 def test_classifiers_by_their_equations():
     torch.manual_seed(0)
     classifier, vectors = Classifier(Setting(6, 0.0, 0.0), 4, 3, gated=True), torch.randn(5, 8)
@@ -131,9 +122,6 @@ def test_classifiers_by_their_equations():
         "layers.0.weight": (3, 4),
         "layers.0.bias": (3,),
     }
-
-
-# -- the whole ---------------------------------------------------------------------------------------------------------
 
 
 def test_probe(translators, tmp_path):

@@ -143,8 +143,6 @@ def test_collapse_is_reported_once_after_annealing(annealing, tmp_path, tokenize
     assert trainer.has_warned == (annealing == 2)
 
 
-# -- moving averages ---------------------------------------------------------------------------------------------------
-
 DECAY = 0.75
 
 

@@ -79,9 +79,6 @@ def steps_in(run):
     return [step for step, _ in checkpoints_in(run)]
 
 
-# -- one folder --------------------------------------------------------------------------------------------------------
-
-
 def test_manifest_holds_sizes_and_sums_of_all_files(folder):
     mark_complete(folder)  # once more: the manifest does not list itself
     assert manifest_of(folder) == {
@@ -124,9 +121,6 @@ def test_an_unreadable_manifest_is_a_fault(folder, text):
     (folder / MANIFEST).write_text(text)
     (fault,) = faults_of(folder)
     assert fault.startswith("complete.json cannot be read (")
-
-
-# -- the folders of a run ----------------------------------------------------------------------------------------------
 
 
 def test_the_newest_intact_checkpoint(tmp_path):
@@ -192,9 +186,6 @@ def test_rotation_keeps_the_best_checkpoint_of_the_trainer(tmp_path):
     discard(run / "checkpoint-20")  # values of steps whose checkpoints are gone do not count
     rotate(run, 1, 0, None, True)
     assert steps_in(run) == [10, 30]
-
-
-# -- averages ----------------------------------------------------------------------------------------------------------
 
 
 def test_average_is_the_mean_and_copies_other_files(tmp_path):

@@ -65,9 +65,6 @@ def words(tokenizer, text):
     return places
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
-
-
 def test_links_of_words_become_links_of_their_pieces(corpus, pieces, tmp_path):
     data = prepare(corpus, pieces, tmp_path)
     assert data.column_names == ["input_ids", "labels", "source_length", "target_length", "links"]
@@ -133,9 +130,6 @@ def test_a_batch_of_links_has_a_distribution_for_each_linked_token():
     expected[0, 2, 3] = 1.0
     assert torch.equal(links, expected)
     assert not collate_links([[], []], batch).any()
-
-
-# -- loss --------------------------------------------------------------------------------------------------------------
 
 
 def slow_loss(model, batch, links, layer, head):
@@ -252,9 +246,6 @@ def test_models_and_heads_that_cannot_be_guided():
             AlignmentGuide(build(prefix), GuidedAlignment(**fields))
     with rejects("does not attend to source"):
         AlignmentGuide(build("BiARNTransformer", decoder_memory="recurrence"), GuidedAlignment())
-
-
-# -- training ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -48,8 +48,6 @@ def tiny(**sections):
     return Recipe(**plan)
 
 
-# -- watching ----------------------------------------------------------------------------------------------------------
-
 Tree = dict[str, bytes | None]  # files with their bytes, folders with None
 
 _watcher: Callable[[str, tuple], None] | None = None
@@ -251,9 +249,6 @@ def test_killed_average(tmp_path):
         if "mean" not in tree:
             average_checkpoints(chosen, restore(tree, tmp_path / "again") / "mean")
             assert Snapshots(tmp_path / "again").look()[0] == expected, what
-
-
-# -- full disks and interrupts -----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -103,8 +103,6 @@ def test_recipes_of_the_papers(hub_sets, repository, monkeypatch, name, tests, r
         assert (group["lr"], group["rho"], group["eps"]) == (1.0, 0.95, 1e-6)
 
 
-# -- summaries ---------------------------------------------------------------------------------------------------------
-
 SUMMARIES_OF_TWO_STAGES = [
     *("training.max_tokens=2048", "training.bleu_samples=3", "average.count=1", "model.fields.num_capsules=4"),
     *(f"training.{name}=1" for name in ("baseline_steps", "eval_steps", "save_steps")),

@@ -210,9 +210,6 @@ def test_repeated_aliases_take_no_time(tmp_path, line):
     assert checkpoints.mapping_in(path) == {}
 
 
-# -- directions of metrics ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "metric, higher",
     [("loss", False), ("eval_perplexity", False), ("eval_dev_loss", False), ("eval_bleu", True), ("something", True)],
@@ -224,8 +221,6 @@ def test_direction_of_a_metric(tmp_path, metric, higher):
         with rejects(field="greater_is_better"):
             TranslationTrainingArguments(**settings, greater_is_better=not higher)
 
-
-# -- before training ---------------------------------------------------------------------------------------------------
 
 # Changes to a small recipe that runs, and the field of their error, before anything is written.
 BEFORE = {
@@ -287,9 +282,6 @@ def test_the_plan_is_printed_without_training(tmp_path, capsys):
     assert [stage["until"] for stage in plan["stages"]] == [7] and plan["identity"]["training.seed"] == 1
     assert not (tmp_path / "run").exists()
     assert main(["train", str(path), "--plan", "data.train=[{tsv: none.tsv}]"]) == 2
-
-
-# -- valid recipes -----------------------------------------------------------------------------------------------------
 
 
 def test_defaults_are_the_generated_corpus():

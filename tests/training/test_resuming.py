@@ -53,9 +53,6 @@ def run(finished, tmp_path):
     return shutil.copytree(finished / "run", tmp_path / "run")
 
 
-# -- what changed ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("section", "values", "words"),
     [
@@ -242,9 +239,6 @@ def test_resuming_without_steps_keeps_scores_and_speed(finished, run):
     assert [test["name"] for test in json.loads((run / "model/evidence.json").read_text())["tests"]] == ["unseen"]
 
 
-# -- damage ------------------------------------------------------------------------------------------------------------
-
-
 def flip(file):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -277,9 +271,6 @@ def test_a_run_excludes_others_but_not_readers(finished, run):
         with patience, rejects(f"process {os.getpid()} on ", field=str(run)):
             train(small(finished), run, overwrite=True)
     train(small(finished), run, resume=True)
-
-
-# -- ownership of folders ----------------------------------------------------------------------------------------------
 
 
 def contents(folder):
@@ -349,8 +340,6 @@ def test_a_new_run_that_fails_before_training_leaves_nothing(finished, tmp_path)
     assert not (tmp_path / "run").exists()
     train(small(finished, training={"max_steps": 1}), tmp_path / "run")
 
-
-# -- processes ---------------------------------------------------------------------------------------------------------
 
 SLOW_PREPARATION = """
     import os, sys, time

@@ -176,9 +176,6 @@ def test_two_processes(prepared, tmp_path):
     assert any(not torch.equal(trained[name], value) for name, value in weights(tmp_path / "killed").items())
 
 
-# -- what is wrong -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -225,8 +222,6 @@ def test_the_command_prints_what_was_removed(tmp_path, capsys):
     assert main([*command, "tokenizer.kind=bpe"]) == 2
     assert "has data that was prepared with other" in capsys.readouterr().err
 
-
-# -- models in shards, under accelerate --------------------------------------------------------------------------------
 
 # Its streams of the CPU record no events.
 needs_sharding_on_cpu = pytest.mark.skipif(

@@ -406,8 +406,6 @@ def test_adadelta(tmp_path, tokenizer):
     assert given.create_optimizer() is own
 
 
-# -- length penalty ----------------------------------------------------------------------------------------------------
-
 SHORT, LONG = "the dog sleeps here", "the dog sleeps here in the house today"
 
 

@@ -1,7 +1,5 @@
 """Learning curves of training runs: loss and validation scores by step."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

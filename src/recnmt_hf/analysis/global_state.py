@@ -1,7 +1,5 @@
 """Global state of a GRET: routing weights of each capsule, and the gate of each target token."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

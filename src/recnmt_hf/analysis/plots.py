@@ -86,9 +86,6 @@ QUANTITIES = {
 _LOCK = RLock()
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
-
-
 def check_picture(path: str | Path) -> Path:
     """Return the path of a picture, or raise a [`UserError`] if it cannot be plotted."""
     path = Path(path)
@@ -156,9 +153,6 @@ def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
     figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=columns)
 
 
-# -- parts of figures --------------------------------------------------------------------------------------------------
-
-
 def series(number: int) -> dict[str, str]:
     """Return color and marker of a series of points, counted from 0: all pairs of both before one comes again."""
     count = len(COLORS)
@@ -196,9 +190,6 @@ def add_bars(axis: Axes, heights: np.ndarray, labels: Sequence[str], name: str, 
     axis.set_ylim(0.0, 1.0)
     axis.set_xlabel(label_name)
     axis.set_ylabel(name)
-
-
-# -- pictures ----------------------------------------------------------------------------------------------------------
 
 
 def heat_maps(

@@ -1,7 +1,5 @@
 """Attention weights of each step of an attentive recurrent network."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

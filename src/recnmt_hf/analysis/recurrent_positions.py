@@ -1,7 +1,5 @@
 """Similarity of recurrent positional embeddings by distance, compared with that of position embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

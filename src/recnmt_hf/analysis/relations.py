@@ -1,7 +1,5 @@
 """Relation scores of RNMT: how strongly each pair of source words acts on the state of the first one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

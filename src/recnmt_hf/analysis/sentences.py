@@ -1,7 +1,5 @@
 """Run a model on one sentence to inspect it, and name the tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Subjects of `recnmt inspect`, by model family."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

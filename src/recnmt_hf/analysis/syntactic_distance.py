@@ -1,7 +1,5 @@
 """Syntactic distances between words by the master gates of an ON-LSTM, and the binary tree that they define."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

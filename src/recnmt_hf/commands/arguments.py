@@ -106,9 +106,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-# -- numbers and options -----------------------------------------------------------------------------------------------
-
-
 def numeric(kind: type[T], allowed: Range, words: Iterable[str] = ()) -> Callable[[str], Any]:
     """Return the argparse type of numbers in a range, and of words in their place; `kind` is `int` or `float`."""
 
@@ -161,9 +158,6 @@ def add_options(parser: Parser, kind: type, names: Iterable[str], group: str = "
 def read_options(kind: type[T], args: argparse.Namespace, names: Iterable[str], **further: Any) -> T:
     """Build a dataclass from the arguments that [`add_options`] added."""
     return kind(**{name: getattr(args, name) for name in names}, **further)
-
-
-# -- groups of arguments -----------------------------------------------------------------------------------------------
 
 
 def add_device_arguments(parser: Parser) -> None:
@@ -246,9 +240,6 @@ def add_recipe_arguments(parser: Parser, overrides: str, output: str) -> None:
     add("recipe", help="YAML file, e.g. one of scripts/recipes")
     add("overrides", nargs="*", default=[], metavar="SECTION.FIELD=VALUE", help=overrides)
     add("--output", "-o", metavar="FOLDER", help=output)
-
-
-# -- files, texts and results ------------------------------------------------------------------------------------------
 
 
 def refuse_duplicates(values: Iterable[Any], flag: str) -> None:

@@ -1,7 +1,5 @@
 """Commands that measure quality: `recnmt test` for a model, `evaluate` for files of translations."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -21,9 +19,6 @@ EXCLUDED = ("num_hypotheses", "alignments", "alignment_layer", *TEXT_OPTIONS)
 OPTIONS = [name for name in arguments.DECODING if name not in EXCLUDED]
 ROUGE_UNITS = ("words", "characters", "english")
 ROUGE_HELP = "F1 of ROUGE-1, -2 and -L on these units instead of BLEU; english: stemmed words of the letters a to z"
-
-
-# -- recnmt test -------------------------------------------------------------------------------------------------------
 
 
 def add_test(parser: arguments.Parser) -> None:
@@ -118,9 +113,6 @@ def run_test(args: argparse.Namespace) -> None:
             evidence.example = evidence.example or str(next(iter(sets.values()))[0][0])
             add_score(evidence, folder, score, translations)
         print(summary, flush=True)
-
-
-# -- recnmt evaluate ---------------------------------------------------------------------------------------------------
 
 
 def add_evaluate(parser: arguments.Parser) -> None:

@@ -1,7 +1,5 @@
 """The console command `recnmt`: parse the arguments, run the subcommand, report errors."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import io

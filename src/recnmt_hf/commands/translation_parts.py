@@ -65,9 +65,6 @@ def write_translations(
             out.flush()  # for a reader that waits for its answers
 
 
-# -- several processes -------------------------------------------------------------------------------------------------
-
-
 def launched_processes() -> tuple[int, int]:
     """Return the number of this process and of all processes that a launcher such as `accelerate launch` started."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -40,9 +40,6 @@ def chunks(items: Iterable[T], size: int = 500) -> Iterator[list[T]]:
         yield chunk
 
 
-# -- recnmt translate --------------------------------------------------------------------------------------------------
-
-
 def add_translate(parser: arguments.Parser) -> None:
     parser.add_argument("model", nargs="+", help=arguments.ENSEMBLE_HELP)
     add = parser.group("input and output")
@@ -84,9 +81,6 @@ def run_translate(args: argparse.Namespace) -> None:
                 print(json.dumps(record, ensure_ascii=False), file=file)
 
         translation_parts.write_translations(args, translator, lines, prefixes, out, trace=trace)
-
-
-# -- recnmt score ------------------------------------------------------------------------------------------------------
 
 
 def add_score(parser: arguments.Parser) -> None:
@@ -152,9 +146,6 @@ def run_score(args: argparse.Namespace) -> None:
     entropy = -total / max(count, 1)
     perplexity = math.exp(entropy) if entropy < 700 else math.inf
     arguments.note(f"{len(pairs)} pairs, {count} tokens, perplexity {perplexity:.4f}{note}")
-
-
-# -- recnmt align ------------------------------------------------------------------------------------------------------
 
 
 def add_align(parser: arguments.Parser) -> None:
@@ -229,9 +220,6 @@ def run_align(args: argparse.Namespace) -> None:
                     arguments.note(f"{args.plot}: pair {number}, {len(alignment.links)} links")
     if gold is not None:
         print(alignment_error_rate(links, gold))
-
-
-# -- recnmt demo -------------------------------------------------------------------------------------------------------
 
 
 def add_demo(parser: arguments.Parser) -> None:

@@ -1,7 +1,5 @@
 """Word alignments as data: links in Pharaoh format, mapped onto the tokens of a sentence pair."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batches that fill a budget of tokens instead of a number of sentences."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -161,9 +159,6 @@ TARGET_BITS = 32
 def combined(sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Return numbers (`int64`) that are ordered like pairs of source and target lengths."""
     return (sources.astype(np.int64) << TARGET_BITS) | targets.astype(np.int64)
-
-
-# -- inference ---------------------------------------------------------------------------------------------------------
 
 
 def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

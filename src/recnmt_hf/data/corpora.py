@@ -1,7 +1,5 @@
 """Corpora: sources of sentence pairs, as recipes name them."""
 
-from __future__ import annotations
-
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Write files and folders atomically: incomplete output never appears under its name."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import hashlib
@@ -135,9 +133,6 @@ def refuse_inputs(path: str | Path | None, inputs: Iterable[str | Path | None]) 
     if output is not None and output in [identity(source, 0) for source in inputs]:
         name = "standard output" if path is None else str(path)
         raise UserError(f"{name} is also an input and would be overwritten.", field=name)
-
-
-# -- locks and unfinished output ---------------------------------------------------------------------------------------
 
 
 @contextmanager

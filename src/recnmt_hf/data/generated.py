@@ -8,8 +8,6 @@ and relative pronouns agree in gender, number and case, and relative and complem
 Sentences are text in which commas are words of their own; [`write`] joins them.
 """
 
-from __future__ import annotations
-
 import random
 from importlib import resources
 from typing import NamedTuple
@@ -23,8 +21,6 @@ from ..errors import UserError
 EMBEDDING = 0.45
 # The splits of a corpus, in the order in which they are drawn.
 DRAWN = ("validation", "test", "test_deep", "train")
-
-# -- words -------------------------------------------------------------------------------------------------------------
 
 
 class Noun(NamedTuple):
@@ -88,8 +84,6 @@ ENDINGS = {
     name: {case: dict(zip(("m", "f", "n", "pl"), endings, strict=True)) for case, endings in cases.items()}
     for name, cases in LEXICON["endings"].items()
 }
-
-# -- phrases and clauses -----------------------------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -304,9 +298,6 @@ class Grammar:
         english, german = self.choice([("but", "aber"), ("and", "und")])
         words = f"{first.en} , {english} {second.en}", f"{first.de} , {german} {second.de}"
         return Pair(write(words[0]), write(words[1]), max(first.depth, second.depth))
-
-
-# -- corpora -----------------------------------------------------------------------------------------------------------
 
 
 def generate_corpus(

@@ -1,7 +1,5 @@
 """Language codes, and languages that a tokenizer names by tokens, as those of M2M-100, NLLB and mBART do."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -83,9 +81,6 @@ def unknown_language(field: str, code: str, known: Iterable[str]) -> UserError:
 
     codes = list_names(sorted(sorted(known), key=nearness, reverse=True), MOST_CODES)
     return UserError(f"{field}={short_repr(code)} is not a language of this model. Use {codes}.", field=field)
-
-
-# -- tokens of a tokenizer ---------------------------------------------------------------------------------------------
 
 
 def language_ids(tokenizer: Any) -> dict[str, int]:

@@ -1,7 +1,5 @@
 """Tokenized datasets, made from corpora and cached on disk."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -251,8 +249,6 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     state = {name: value for name, value in json.loads(content).items() if name not in ("padding", "truncation")}
     return digest_of(state | ({"target_controls": ids[1]} if ids[0] != ids[1] else {}))
 
-
-# -- several processes -------------------------------------------------------------------------------------------------
 
 _work: list[Callable[..., Any]] = []
 

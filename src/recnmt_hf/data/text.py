@@ -1,7 +1,5 @@
 """Read sentence pairs from plain or compressed text, TSV and JSON lines."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import io
@@ -51,9 +49,6 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
     """Write UTF-8 text with [`~recnmt_hf.data.files.open_output`]."""
     with open_output(path) as file:
         file.writelines(f"{line}\n" for line in lines)
-
-
-# -- bytes and lines ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -143,9 +138,6 @@ def decode_lines(content: bytes, name: str, first: int) -> str:
     except UnicodeDecodeError as error:
         number = first + content.count(b"\n", 0, error.start)
         raise UserError(f"{name}, line {number}: not UTF-8 ({error.reason}).", field=name) from error
-
-
-# -- sentence pairs ----------------------------------------------------------------------------------------------------
 
 
 def read_aligned(

@@ -1,7 +1,5 @@
 """Train tokenizers with `tokenizers`: BPE of a chosen size, words or characters, joint or one for each side."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterable, Sequence
@@ -182,9 +180,6 @@ def require_control_tokens(tokenizer: PreTrainedTokenizerBase, path: str | Path)
             raise UserError(f"The tokenizer in {path} has no {name}. {remedy}.", field=path)
 
 
-# -- tags --------------------------------------------------------------------------------------------------------------
-
-
 def check_tags(tags: Sequence[Any], field: str, reserved: Sequence[str] = ()) -> None:
     """Raise `UserError` for a tag that is not text without spaces, is given twice, or is a control token."""
     for number, tag in enumerate(tags):
@@ -227,9 +222,6 @@ def check_known(tokenizer: PreTrainedTokenizerBase, tag: str, field: str, is_tar
     if len(symbols) != 1 or symbols[0] == tokenizer.unk_token_id:
         remedy = "Add it to tokenizer.tags, or use a tokenizer that contains it"
         raise UserError(f"{field}={short_repr(tag)} is split into {len(symbols)} symbols. {remedy}.", field=field)
-
-
-# -- BPE dropout -------------------------------------------------------------------------------------------------------
 
 
 class Resegmenter:

@@ -173,9 +173,6 @@ def load_target_tokenizer(path: str, **kwargs: Any) -> PreTrainedTokenizerBase |
     return load_unchecked(path, "target tokenizer of", subfolder=TARGET_TOKENIZER, **settings)
 
 
-# -- sizes and stamps --------------------------------------------------------------------------------------------------
-
-
 def vocabulary_sizes(config: Any) -> tuple[int, int]:
     """Return the numbers of source and target token ids; each side may have a configuration of its own."""
     own = getattr(config, "vocab_size", None)

@@ -43,9 +43,6 @@ UNKNOWN, PIECE = "<unk>", "<piece>"
 MOST_RELATIONS = 100
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
 def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
     """
     Yield the sentences of the CoNLL-U file `path`, plain or compressed, with the number of their first line. Ranges of
@@ -123,9 +120,6 @@ def sentences_of_columns(texts: Sequence[str], columns: Mapping[str, Sequence[An
         return list(texts)
     rows = zip(texts, *(columns[name] for name in COLUMNS), strict=True)
     return [text if row[0] is None else ParsedSentence(*row) for text, *row in rows]
-
-
-# -- inputs of models --------------------------------------------------------------------------------------------------
 
 
 def tree_options(config: Any) -> dict[str, str] | None:

@@ -1,7 +1,5 @@
 """Limits of the page: how much one visitor may ask for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The page: its parts, what they do, and in which order."""
 
-from __future__ import annotations
-
 import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -53,9 +51,6 @@ PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden
 AT_ONCE = PRIVATE | {"queue": False}
 
 
-# -- HTML --------------------------------------------------------------------------------------------------------------
-
-
 def count(number: int, unit: str) -> str:
     """Return e.g. `1 sentence` or `2,000 lines`."""
     return f"{number:,} {unit}{'' if number == 1 else 's'}"
@@ -85,9 +80,6 @@ def card_html(text: str) -> str:
     """Convert Markdown to HTML. Raw HTML is escaped; pictures, which could be loaded from elsewhere, become links."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
     return f'<div class="rn-document">{parser.render(text)}</div>'
-
-
-# -- requests ----------------------------------------------------------------------------------------------------------
 
 
 def begin(seconds: float, former: Watch | None) -> tuple[Watch, str, str]:
@@ -214,9 +206,6 @@ class Page:
     def about(self, name: Any) -> str:
         """Return the card of a model."""
         return card_html(self.chosen(name)[0].card or NO_CARD)
-
-
-# -- layout ------------------------------------------------------------------------------------------------------------
 
 
 def build_page(models: Sequence[str | Path], loading: dict[str, Any] | None = None, **limits: Any) -> gr.Blocks:

@@ -1,7 +1,5 @@
 """Translate while the visitor watches: in small batches, within limits, and until the visitor stops it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -68,9 +66,6 @@ def unique_names(paths: Sequence[str]) -> list[str]:
     return [whole if names.count(name) > 1 else name for whole, name in zip(paths, names, strict=True)]
 
 
-# -- requests ----------------------------------------------------------------------------------------------------------
-
-
 class Ended(Exception):
     """The visitor stopped the request, or its time is over; the message is for the visitor."""
 
@@ -110,9 +105,6 @@ def check_length(text: str, most: int, place: str = "The text") -> None:
     """Raise `UserError` for a text with too many characters."""
     if len(text) > most:
         raise UserError(f"{place} has {len(text):,} characters, and the limit is {most:,}.", field=place)
-
-
-# -- texts -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -218,9 +210,6 @@ def translate_text(
                 state.done += 1
             state.seconds += time.monotonic() - start
             yield states
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
 
 
 def read_upload(path: Path, limits: Limits) -> list[str]:

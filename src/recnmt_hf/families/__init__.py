@@ -6,8 +6,6 @@ paper, the paper's figures, what can be inspected, and a small model for tests. 
 read it from [`FAMILIES`].
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 

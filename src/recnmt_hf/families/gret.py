@@ -42,10 +42,7 @@ TABLES = (
         "table 2", "base", PaperRow("Transformer", (43.14, 29.26, 39.72)), PaperRow("GRET", (44.77, 30.96, 41.21))
     ),
     WMT14_EN_DE.table(
-        "table 4",
-        "big",
-        PaperRow("Transformer", (28.47,), parameters=249),
-        PaperRow("GRET", (29.33,), parameters=273),
+        "table 4", "big", PaperRow("Transformer", (28.47,), parameters=249), PaperRow("GRET", (29.33,), parameters=273)
     ),
     BAG_OF_WORDS.table(
         "table 5",

@@ -1,7 +1,5 @@
 """Model card of a trained model: a Jinja template filled from the evidence of its run and tests."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

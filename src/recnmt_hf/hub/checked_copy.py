@@ -1,7 +1,5 @@
 """A checked copy of a trained model, with the code of the installed package."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

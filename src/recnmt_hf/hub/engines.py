@@ -1,7 +1,5 @@
 """Export of base Transformers to CTranslate2, an engine in C++ for CPU and CUDA."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Conversion of MarianMT checkpoints to base Transformers and back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory

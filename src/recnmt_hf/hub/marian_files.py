@@ -235,9 +235,6 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
     return output
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
 class MarianFile(NamedTuple):
     """Content of a model's file."""
 
@@ -324,9 +321,6 @@ def read_binary(content: bytes) -> Iterator[tuple[str, np.ndarray, bool]]:
             (multiplier,) = struct.unpack_from("<f", data, size)
             array = (array.T if is_transposed else array) / np.float32(multiplier)
         yield name, array, is_rounded
-
-
-# -- vocabularies ------------------------------------------------------------------------------------------------------
 
 
 class Pieces(NamedTuple):

@@ -1,7 +1,5 @@
 """Settings and arrays of Marian's Transformers, and the configuration fields and parameters that mean the same."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -233,8 +231,6 @@ def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: 
         raise UserError(f"Marian does not support {name}={short_repr(value)}. Use `recnmt translate`.", field=name)
     return settings
 
-
-# -- arrays ------------------------------------------------------------------------------------------------------------
 
 # The output matrix, now and in older releases of Marian, where it is transposed.
 OUTPUT, OLD_OUTPUT = "decoder_ff_logit_out_Wt", "decoder_ff_logit_out_W"

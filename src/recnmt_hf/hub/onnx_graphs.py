@@ -1,7 +1,5 @@
 """Export of models to ONNX: graphs of the encoder, the decoder, and a step of the decoder."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import logging
@@ -79,9 +77,6 @@ def export_onnx(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
         write_settings(model, source, working, format="onnx", quantization="float32")
         check_logits(model, OnnxModel(working, "cpu"))
     return Path(output)
-
-
-# -- modules of the graphs ---------------------------------------------------------------------------------------------
 
 
 class EncoderGraph(nn.Module):
@@ -172,9 +167,6 @@ def fill_cache(cache: EncoderDecoderCache, tensors: dict[str, torch.Tensor]) -> 
             cache.is_updated[number] = True
     for kind in SHARED:
         getattr(sources, kind).update(parts_of(f"{OF_SOURCE}{kind}."))
-
-
-# -- export ------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -1,7 +1,5 @@
 """Prepare a trained model as a repository of the Hub, or models as a Space with `recnmt demo`, and upload them."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -255,8 +253,6 @@ def listing(folder: Path) -> str:
     sizes[f"{len(sizes)} files"] = sum(sizes.values())
     return "\n".join(f"{name:<{width}}  {size:>13,}" for name, size in sizes.items())
 
-
-# -- Spaces ------------------------------------------------------------------------------------------------------------
 
 APP = '''"""Page to try translation models, written by `recnmt publish --space`. Run it with `python app.py`."""
 

@@ -1,7 +1,5 @@
 """Between text and token ids: languages, tags, sentences, truncation, prefixes and control tokens."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Sequence
@@ -85,8 +83,6 @@ class Codec:
     @property
     def model(self) -> Any:
         return self.backend.model
-
-    # -- text to ids ---------------------------------------------------------------------------------------------------
 
     def encode(
         self, sentence: SourceText, options: DecodingOptions, prefix: str = "", place: str = "The sentence"
@@ -211,8 +207,6 @@ class Codec:
         is_given = bool(ids) and (ids[0] in direction.given or ids[0] in self.languages.control_ids)
         return Tokens(ids, start=direction.start, given=int(is_given))
 
-    # -- pairs of source and translation -------------------------------------------------------------------------------
-
     def encode_pairs(
         self,
         sources: Sequence[SourceText],
@@ -261,8 +255,6 @@ class Codec:
             sides.append([*[None] * start, *own, *[None] * (len(tokens) - start - len(own))])
         source = pair.source if pair.source.ids == source.ids else source  # with the edges of a tree
         return EncodedPair(source, pair.target, *sides)
-
-    # -- ids to text ---------------------------------------------------------------------------------------------------
 
     def decode(self, request: Request, rows: Sequence[Sequence[Hypothesis]], options: DecodingOptions) -> Translation:
         """Return the translation of a text from the rows that the model wrote for each piece, best first."""

@@ -65,9 +65,6 @@ def forward_packed(layer: Any, states: torch.Tensor) -> torch.Tensor:
     return packed.multiply(layer, states) if is_packed else nn.Linear.forward(layer, states)
 
 
-# -- int8 --------------------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def has_wide_sums() -> bool:
     """Return whether the processor adds products of 8-bit numbers in 32 bits, where 16 could overflow."""

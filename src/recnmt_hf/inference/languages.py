@@ -1,7 +1,5 @@
 """Source and target languages of a model, named by control tokens, tags in the source, or text in front of it."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Mapping, Sequence

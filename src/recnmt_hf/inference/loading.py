@@ -1,7 +1,5 @@
 """Load trained and exported models."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Read token ids, length limits, the task of a model and the settings of exported ones."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of decoding, and arguments that are passed on to `generate`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Translation as a transformers pipeline, under the task name `recnmt-translation`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

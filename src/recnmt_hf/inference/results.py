@@ -1,7 +1,5 @@
 """Results of translating, scoring and aligning, warnings about translations, and links by cross-attention."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -159,9 +157,6 @@ class TranslationWarnings:
                 f"letters (sentence numbers: {numbers}), so parts of the sources are probably untranslated. Split the "
                 "sources into sentences (--split-sentences), or use a model trained on texts of this length."
             )
-
-
-# -- links by cross-attention ------------------------------------------------------------------------------------------
 
 
 def word_matrix(

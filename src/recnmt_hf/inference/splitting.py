@@ -1,7 +1,5 @@
 """Split texts into sentences and long sentences into parts, and join their translations."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Sequence

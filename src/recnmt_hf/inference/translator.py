@@ -144,8 +144,6 @@ class Translator:
             translator.codec.direction()  # reject unknown codes
         return translator
 
-    # -- translating ---------------------------------------------------------------------------------------------------
-
     def __call__(
         self, sentences: SourceText | Iterable[SourceText], prefixes: str | Iterable[str] | None = None, **options: Any
     ) -> list[Translation]:
@@ -289,8 +287,6 @@ class Translator:
             ranks = [0.0] * len(rows)
         places = [range(i, i + per_source) for i in range(0, len(rows), per_source)]
         return [[rows[i] for i in sorted(own, key=lambda i: -ranks[i])[: options.num_hypotheses]] for own in places]
-
-    # -- scoring and aligning ------------------------------------------------------------------------------------------
 
     def score(
         self,

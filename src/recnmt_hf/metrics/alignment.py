@@ -1,7 +1,5 @@
 """Word alignments in Pharaoh format, and their error rate."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """BLEU, chrF, TER and multi-bleu's BLEU, as functions and as `evaluate.Metric` classes that need no network."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

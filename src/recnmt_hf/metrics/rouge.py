@@ -1,7 +1,5 @@
 """ROUGE of summaries (Lin, 2004), computed by the `rouge-score` package, as functions and as an `evaluate.Metric`."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Callable, Sequence
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Significance tests of the difference between the scores of two systems."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Faults of translations that a score does not show."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 

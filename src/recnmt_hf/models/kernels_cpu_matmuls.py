@@ -33,9 +33,6 @@ def has_onednn() -> bool:
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
-# -- with gradients ----------------------------------------------------------------------------------------------------
-
-
 def onednn_linear(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute a linear layer by oneDNN; a weight with gaps between its rows is slow to read, so copy it."""
     if not (weight.is_contiguous() or weight.t().is_contiguous()):
@@ -128,9 +125,6 @@ def project_together(layers: Sequence[nn.Linear], states: Tensor) -> Sequence[Te
     return nn.functional.linear(states, weight, bias).chunk(len(layers), dim=-1)
 
 
-# -- matmuls of a recurrence -------------------------------------------------------------------------------------------
-
-
 def transposed_product(left: Tensor, right: Tensor) -> Tensor:
     """Return `left.T @ right`, the form of a weight's gradient; oneDNN reads rows, so it gets a copy of one side."""
     if not takes_onednn(left.t(), right):
@@ -176,9 +170,6 @@ class StepMatmuls:
         """Return the weight's gradient from the gradients of all outputs `(.., out_features)` and from all inputs."""
         gradients, inputs = (rows.flatten(0, -2).to(self.low) for rows in (gradients, inputs))
         return transposed_product(gradients, inputs).to(self.dtype)
-
-
-# -- without gradients -------------------------------------------------------------------------------------------------
 
 
 class PackedWeight:

@@ -12,14 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .kernels_cpu_matmuls import add_product, fast_linear, fast_product
-from .kernels_shared import (
-    CustomGradient,
-    final_gradients,
-    is_transformed,
-    on_cpu,
-    wide_type,
-    with_autocast,
-)
+from .kernels_shared import CustomGradient, final_gradients, is_transformed, on_cpu, wide_type, with_autocast
 
 
 SLOPE = 0.1  # of the leaky ReLU

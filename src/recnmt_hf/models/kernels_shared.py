@@ -19,9 +19,6 @@ from torch import Tensor, nn
 from .user_errors import UserError
 
 
-# -- choice ------------------------------------------------------------------------------------------------------------
-
-
 def allowed() -> bool:
     """Return whether fast paths may be used."""
     return os.environ.get("RECNMT_FAST_PATHS") != "0"
@@ -50,9 +47,6 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
         # Quantized and sharded tensors are wrapper classes with this method.
         and not any(hasattr(parameter, "__tensor_flatten__") for parameter in module._parameters.values())
     )
-
-
-# -- autocast and export -----------------------------------------------------------------------------------------------
 
 
 def is_exporting() -> bool:
@@ -84,9 +78,6 @@ def with_autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractCo
     if not has_autocast(device):
         return nullcontext()
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
-
-
-# -- custom gradients --------------------------------------------------------------------------------------------------
 
 
 # Message about a second derivative.
@@ -147,8 +138,6 @@ def final_gradients(compute: Callable[..., Any], *tensors: Tensor | None) -> Any
     # Gradients are recorded with create_graph=True or by a transform of torch.func.
     return FinalGradients.apply(compute, *tensors) if torch.is_grad_enabled() else compute(*tensors)
 
-
-# -- operators of compiled graphs --------------------------------------------------------------------------------------
 
 # Returns the shape and the type of each result.
 Shapes = Callable[..., list[tuple[Sequence[int], torch.dtype]]]
@@ -255,8 +244,6 @@ def define_operator(function: Callable[..., Any], shapes: Shapes) -> Any:
     return getattr(operators, name).default
 
 
-# -- steps of a recurrence ---------------------------------------------------------------------------------------------
-
 Step = Callable[[Sequence[Tensor], Tensor], tuple[Sequence[Tensor], Sequence[Tensor]]]
 
 
@@ -279,8 +266,6 @@ def scan_steps(step: Step, carry: Sequence[Tensor], inputs: Tensor) -> list[Tens
         all_outputs.append(outputs)
     return [torch.stack(column) for column in zip(*all_outputs, strict=True)]
 
-
-# -- attention and dropout ---------------------------------------------------------------------------------------------
 
 # Torch's own kernel is faster for fewer elements.
 SMALLEST_DROPOUT = 2**13

@@ -34,9 +34,6 @@ from .kernels_triton_light_decoders import run_scan
 from .seq2seq_loading import Initialization, is_loaded
 
 
-# -- linear recurrence -------------------------------------------------------------------------------------------------
-
-
 def linear_scan_reference(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
     """Compute `c_t = decay_t * c_{t-1} + values_t` `(batch_size, length, d)` from `initial` `(batch_size, d)`."""
     width = decay.shape[-1]
@@ -111,9 +108,6 @@ def example(*place: Any) -> list[Tensor]:
     return with_gradients(linear_scan(*inputs), inputs)
 
 
-# -- SSRU (Kim et al., 2019) -------------------------------------------------------------------------------------------
-
-
 class SimplerSimpleRecurrentUnit(nn.Module):
     """
     SSRU, in the form of Marian (`transformer-decoder-autoreg: rnn`, `dec-cell: ssru`):
@@ -161,9 +155,6 @@ class SimplerSimpleRecurrentUnit(nn.Module):
             layer.update_states(ssru_memory=memories)
         outputs = torch.relu(memories).to(dtype)
         return outputs if self.out_proj is None else project(self.out_proj, outputs), None
-
-
-# -- average attention (Zhang et al., 2018) ----------------------------------------------------------------------------
 
 
 class AverageAttention(nn.Module):

@@ -78,9 +78,6 @@ class BiARNTransformerDecoderOutput(Seq2SeqDecoderOutput):
     fusion_gates: tuple[Tensor, ...] | None = None
 
 
-# -- recurrence encoder (section 3.1) ----------------------------------------------------------------------------------
-
-
 class InitialState(nn.Module):
     """The state before the first step, from the mean of the layer's real inputs: `tanh(W mean + b)`, the mean, or 0."""
 

@@ -69,9 +69,6 @@ class Edges(NamedTuple):
         return cls(heads, relations.masked_fill(~exists, 0).long(), exists)
 
 
-# -- graph convolution -------------------------------------------------------------------------------------------------
-
-
 class Messages(nn.Module):
     """
     Messages in one direction: `g_uv (W h_u + b_lab)` from sender u to receiver v, `g_uv = sigmoid(w . h_u + c_lab)`.

@@ -63,9 +63,6 @@ class GRETDecoderOutput(Seq2SeqDecoderOutput):
     global_gates: tuple[Tensor, ...] | None = None
 
 
-# -- capsules of a layer (Eqs. 2-6) ------------------------------------------------------------------------------------
-
-
 def route_reference(votes: Tensor, attention_mask: Tensor | None, iterations: int, axis: str) -> tuple[Tensor, Tensor]:
     """
     Dynamic routing (algorithm 1) of votes v `(rows, capsules, length, capsule_dim)`, from `b_ki = 0`:
@@ -117,9 +114,6 @@ class CapsuleLayer(nn.Module):
             votes = votes.expand(-1, self.num_capsules, -1, -1)
             capsules, coupling = route_reference(votes, attention_mask, self.iterations, self.axis)
         return capsules.to(states.dtype), coupling
-
-
-# -- pooling (Eqs. 7-9) and aggregation (Eq. 10) -----------------------------------------------------------------------
 
 
 class GlobalFeedForward(nn.Module):
@@ -207,9 +201,6 @@ class GlobalEncoder(nn.Module):
         if self.aggregation is None:
             return vectors[0], evidence
         return self.aggregation(torch.stack(vectors, dim=1))[:, -1], evidence
-
-
-# -- gate and fusion (Eqs. 11-14) --------------------------------------------------------------------------------------
 
 
 class GlobalGate(nn.Module):

@@ -51,9 +51,6 @@ class ONLSTMTransformerEncoderOutput(Seq2SeqEncoderOutput):
     master_gate_distances: tuple[Tensor, ...] | None = None
 
 
-# -- ordered neurons (Eqs. 3-9) ----------------------------------------------------------------------------------------
-
-
 @graph_operator(lambda gates, weight, chunk_size: [((*gates.shape[:2], weight.shape[1]), gates.dtype)])
 def on_lstm_reference(gates: Tensor, weight: Tensor, *, chunk_size: int) -> list[Tensor]:
     """
@@ -230,9 +227,6 @@ def pack(
     is_real = steps[:, None] < lengths[by_length]
     counts = [count for count in is_real.sum(dim=1).tolist() if count]
     return [place[by_length].t()[is_real] for place in places], ends, counts
-
-
-# -- recurrent layers of the encoder -----------------------------------------------------------------------------------
 
 
 class MasterGateDistances(nn.Identity):

@@ -50,9 +50,6 @@ class RNMTEncoderOutput(Seq2SeqEncoderOutput):
     relation_scores: tuple[Tensor, ...] | None = None
 
 
-# -- relation-network layer (Eqs. 7-10) --------------------------------------------------------------------------------
-
-
 def remove_batch_count(module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
     """Remove the count of batches, which torch adds when a file, such as a safetensors file, has no version."""
     state_dict.pop(f"{prefix}num_batches_tracked", None)
@@ -220,9 +217,6 @@ class RelationLayer(nn.Module):
         return states, None if scores is None else view.restore_pairs(scores)
 
 
-# -- encoder (Eqs. 1, 11-12) -------------------------------------------------------------------------------------------
-
-
 class RNMTRecurrentLayer(GradientCheckpointingLayer):
     """
     A recurrent layer of the encoder over left-aligned sentences: with `layout="concat"` two directions side by side,
@@ -364,9 +358,6 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
         below.append(output)
         index = len(below) - 1 - int(self.config.relation_dense_include_embeddings)
         return self.dense_maps[index](torch.cat(below, dim=-1))
-
-
-# -- decoder (Eqs. 2-5, 13) --------------------------------------------------------------------------------------------
 
 
 class ReadOut(nn.Module):

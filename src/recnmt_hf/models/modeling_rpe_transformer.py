@@ -57,9 +57,6 @@ class RPETransformerDecoderOutput(Seq2SeqDecoderOutput):
     target_recurrent_positions: tuple[Tensor, ...] | None = None
 
 
-# -- recurrent positional embeddings (Eq. 6) ---------------------------------------------------------------------------
-
-
 class ProjectedRecurrentLayer(RecurrentLayer):
     """
     Eq. 6 literally: `r_j = tanh(W_r RNN(x_j, r_{j-1}) + b_r)`, where r itself is carried to the next step and is
@@ -202,9 +199,6 @@ class RecurrentPositions(nn.Module):
         return states if self.out_proj is None else torch.tanh(project(self.out_proj, states))
 
 
-# -- RPEHead and MPRHead (Eqs. 7-11) -----------------------------------------------------------------------------------
-
-
 class RecurrentPositionInput(TokenAndPositionInput):
     """
     The input of a stack from P (the first `d_model - rpe_dim` channels of the embeddings, plus positions of that width)
@@ -239,9 +233,6 @@ class RecurrentPositionInput(TokenAndPositionInput):
                 recurrent = self.recurrent_positions(recurrent, attention_mask, cache)
         parts = [part.unflatten(-1, (self.slices, part.shape[-1] // self.slices)) for part in (plain, recurrent)]
         return dropout(torch.cat(parts, dim=-1).flatten(-2), self.dropout, self.training)
-
-
-# -- projections of heads ----------------------------------------------------------------------------------------------
 
 
 class TypedProjection(nn.Module):

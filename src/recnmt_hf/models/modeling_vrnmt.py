@@ -65,9 +65,6 @@ class VRNMTDecoderOutput(Seq2SeqDecoderOutput):
     kl_terms: Tensor | None = None
 
 
-# -- latent variables --------------------------------------------------------------------------------------------------
-
-
 class LatentNetwork(nn.Module):
     """A diagonal Gaussian from a tanh layer: `h = tanh(W [x; ..] + b)`, mean `W_mu h + b`, log-variance `W_v h + b`."""
 

@@ -1,7 +1,5 @@
 """The Trainer's arguments: transformers' and ours, with their ranges."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 from functools import cache

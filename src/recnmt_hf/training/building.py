@@ -1,7 +1,5 @@
 """Section `model` of recipes: its check, the classes that it names, and the configuration of its model."""
 
-from __future__ import annotations
-
 import pkgutil
 import re
 from collections.abc import Mapping
@@ -139,8 +137,6 @@ def stage_configs(section: Architecture, tokenizers: TokenizerPair, with_baselin
         stamp_tokenizers(stage_config, source, target)
     return configs
 
-
-# -- trained baselines -------------------------------------------------------------------------------------------------
 
 # Fields without parameters that decide what the weights of a trained model compute. Numbers of heads apply if the
 # widths are equal, positions if the kinds of self-attention are; the last ones belong to parts of single families.

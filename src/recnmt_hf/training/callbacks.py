@@ -1,7 +1,5 @@
 """Parts of the trainer: batches as tensors, stages, annealing, means of outputs, moving average of weights, time."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -23,9 +21,6 @@ from ..data.tree_inputs import TreeCollator
 
 # File of a checkpoint with the weights that training continues from; its model.safetensors has the moving average.
 TRAINED = "trained_weights.pt"
-
-
-# -- batches -----------------------------------------------------------------------------------------------------------
 
 
 class TranslationCollator(TreeCollator):
@@ -74,9 +69,6 @@ def collator_of(tokenizers: TokenizerPair, model: Any) -> TranslationCollator:
     if start is not None and start not in languages:  # else the decoder begins with the last token of the labels
         collator.languages = frozenset(languages)
     return collator
-
-
-# -- callbacks ---------------------------------------------------------------------------------------------------------
 
 
 class RunCallback(TrainerCallback):

@@ -1,7 +1,5 @@
 """Folders of runs: names, the lock and what may be deleted; checkpoints, their manifests and averages of several."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -52,9 +50,6 @@ _TRAINING_STATE = re.compile(
     r"(optimizer|scheduler|scaler|rng_state|trained_weights|trainer_state|training_args)[^/]*$"
 )
 _NOT_COPIED = ("*.safetensors*", "*.pt", "*.pth", "*.bin", "*.md", "trainer_state.json")  # into an average
-
-
-# -- output folders ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -119,9 +114,6 @@ def delete_run(output_dir: Path) -> None:
     """Delete the files of a run, its recipe last, so that a killed deletion can be repeated."""
     for path in filter(is_of_run, content_of(output_dir)):
         remove(path)
-
-
-# -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
 def mark_complete(folder: str | Path) -> None:
@@ -261,9 +253,6 @@ def rotate_checkpoints(args: Any) -> None:
     for _, folder in numbered_in(args.folder):
         if folder not in keep:
             discard(folder)
-
-
-# -- averages ----------------------------------------------------------------------------------------------------------
 
 
 def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Path:

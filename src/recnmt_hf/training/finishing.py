@@ -1,7 +1,5 @@
 """The end of a run: averaging checkpoints, recomputing batch norms, evidence, testing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

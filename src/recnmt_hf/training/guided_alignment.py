@@ -3,8 +3,6 @@ Guided alignment (Chen et al., 2016, "Guided alignment training for topic-aware 
 the cross-attention is trained to link target to source tokens as given word alignments do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Inputs of a run: tokenizers, training data and validation data."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -85,9 +83,6 @@ def mix(parts: Sequence[Dataset], temperature: float, seed: int) -> Dataset:
     return interleave_datasets(marked, probabilities, seed=seed, stopping_strategy="all_exhausted")
 
 
-# -- tokenizers --------------------------------------------------------------------------------------------------------
-
-
 def prepare_tokenizers(
     data: Preparation, checkpoint: Path | None = None, on_main: Callable[..., Any] = lambda work: work()
 ) -> tuple[TokenizerPair, TreeEncoder | None]:
@@ -165,9 +160,6 @@ def prepare_trees(data: Preparation, tokenizers: TokenizerPair) -> TreeEncoder |
     if without := [place for place, corpus in data.places if not corpus.has_trees]:
         logger.warning(f"Warning: {', '.join(without)} have no dependency trees; sources are read without them.")
     return tokenizers.tree_encoder(stage_configs(data.model, tokenizers)[-1])
-
-
-# -- data in shards ----------------------------------------------------------------------------------------------------
 
 
 def load_shards(data: Preparation, tokenizers: TokenizerPair, trees: TreeEncoder | None) -> ShardedDataset:

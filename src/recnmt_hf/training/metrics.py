@@ -1,7 +1,5 @@
 """Names and directions of validation metrics, and the scorer of generated text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -252,8 +252,6 @@ def identity_of(settings: Mapping[str, Any], compares_evaluations: bool) -> dict
     return {name: value for name, value in values if name not in free and not name.startswith(FREE_PREFIXES)}
 
 
-# -- dry run -----------------------------------------------------------------------------------------------------------
-
 # Bytes of a parameter in training on the CPU (weight, gradient, Adam's two averages), and of its weight alone.
 TRAINING_BYTES, WEIGHT_BYTES = 16, 4
 

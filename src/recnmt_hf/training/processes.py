@@ -1,7 +1,5 @@
 """Processes of a run: start, waiting for the first one, logging, end with their launcher."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

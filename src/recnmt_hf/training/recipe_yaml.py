@@ -5,8 +5,6 @@ Only plain `true` and `false` are booleans, so that `no` is Norwegian; 1:30 and 
 number. Names in a mapping are unique.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -80,9 +78,6 @@ def read_yaml(path: Path) -> Any:
 def dump_yaml(content: Any) -> str:
     """Return YAML from which [`load_yaml`] reads the same content, with its secrets masked."""
     return yaml.dump(masked(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-
-
-# -- recipes that extend others, and overrides -------------------------------------------------------------------------
 
 
 # The length of a run is that of the last override: in steps or in epochs.

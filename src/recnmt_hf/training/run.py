@@ -1,7 +1,5 @@
 """A training run: tokenizers, data, one or two stages of training, final model; and what a resumed run may change."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -214,8 +212,6 @@ def stopped_early(checkpoint: Path, patience: int | None) -> bool:
     counters = [state.get("attributes", {}).get("early_stopping_patience_counter", 0) for state in states]
     return patience is not None and any(counter >= patience for counter in counters)
 
-
-# -- resumed runs ------------------------------------------------------------------------------------------------------
 
 # What prepared data is made of. The data itself is compared.
 OF_DATA = {f"data.{name}" for name in ("train", "validation", *ShardSettings.__dataclass_fields__)}

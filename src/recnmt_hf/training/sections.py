@@ -1,7 +1,5 @@
 """The sections of recipes: fields, types, ranges and defaults."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from enum import Enum

@@ -1,7 +1,5 @@
 """Evaluations during training, and test sets: scores and translations of a finished model, saved in its folder."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -167,9 +165,6 @@ def compare_with_baseline(
     score.test = f"approximate randomization, {SAMPLES} samples"
 
 
-# -- during training ---------------------------------------------------------------------------------------------------
-
-
 def evaluate(trainer: Any, dataset: Dataset) -> dict[str, float]:
     """Return loss, perplexity and, if the dataset has its text, the scores of generated text."""
     model = trainer.model_wrapped if trainer.is_fsdp_enabled else trainer.model
@@ -223,9 +218,6 @@ def sample_scores(trainer: Any, dataset: Dataset) -> dict[str, MetricScore]:
     pairs = list(zip(own, translations, strict=True))
     pairs = sorted(gather_object(pairs)) if world > 1 else pairs
     return trainer.args.scorer.scores([text for _, text in pairs], references)
-
-
-# -- length penalty ----------------------------------------------------------------------------------------------------
 
 
 def tune_length_penalty(

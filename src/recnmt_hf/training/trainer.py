@@ -1,7 +1,5 @@
 """`Seq2SeqTrainer` with batches by tokens, chunked loss, BLEU by generation, and complete checkpoints."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -141,8 +139,6 @@ class TranslationTrainer(Seq2SeqTrainer):
         for callback in (self.moving_average, Stopwatch(), TrainingStepCallback(self.first_step), RunCallback(self)):
             self.add_callback(callback)
 
-    # -- batches -----------------------------------------------------------------------------------------------------
-
     def token_sampler(self, dataset: Dataset | ShardedDataset, shuffle: bool) -> Any:
         """Return the sampler of a prepared dataset: one of those in `data.batching` and `data.sharded`."""
         squared = self.args.max_squared_tokens
@@ -201,8 +197,6 @@ class TranslationTrainer(Seq2SeqTrainer):
         updates = self.updates_of(self.token_sampler(self.train_dataset, shuffle=True))
         return math.ceil(self.args.num_train_epochs * updates)
 
-    # -- learning rate -----------------------------------------------------------------------------------------------
-
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         is_new = self.lr_scheduler is None
         if self.args.lr_scheduler_type in BY_METRIC:
@@ -216,8 +210,6 @@ class TranslationTrainer(Seq2SeqTrainer):
             schedules = scheduler.lr_lambdas
             scheduler.lr_lambdas = [partial(warmed_up, schedule, self.first_step, warmup) for schedule in schedules]
         return scheduler
-
-    # -- loss --------------------------------------------------------------------------------------------------------
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *args: Any, **kwargs: Any) -> Any:
         if self.smooths_itself and not return_outputs:
@@ -275,8 +267,6 @@ class TranslationTrainer(Seq2SeqTrainer):
                 "Resume with a lower learning_rate, a longer warm-up, or max_grad_norm: 1.0."
             )
 
-    # -- evaluation --------------------------------------------------------------------------------------------------
-
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self.use_trained_weights()
         with self.moving_average.applied():
@@ -310,8 +300,6 @@ class TranslationTrainer(Seq2SeqTrainer):
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader[Any]:
         return self.get_eval_dataloader(test_dataset)
-
-    # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         with self.moving_average.applied():

@@ -1,7 +1,5 @@
 """Backend for models that were exported to CTranslate2."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

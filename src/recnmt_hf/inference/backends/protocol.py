@@ -1,7 +1,5 @@
 """Interface between the translator and a backend: token ids in, token ids and log-probabilities out."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Backends for encoder-decoder models in PyTorch: one model, or several that translate together."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections import Counter
@@ -246,9 +244,6 @@ def can_drop_finished(settings: dict[str, Any], options: DecodingOptions, model_
     if settings["do_sample"] or not set(settings) <= ROWWISE_ARGUMENTS or set(options.generate) & set(PYTHON_ARGUMENTS):
         return False
     return all(getattr(model_settings, name, None) in off for name, off in BATCHWISE_SETTINGS.items())
-
-
-# -- ensembles ---------------------------------------------------------------------------------------------------------
 
 
 class EnsembleRows(ModelRows):
