@@ -20,6 +20,7 @@ from .kernels_shared import (
     graph_operator,
     is_exporting,
     scan_steps,
+    wide_type,
     with_autocast,
 )
 from .kernels_triton import runs_triton, sample, with_gradients
@@ -110,10 +111,17 @@ def attentional_states(*tensors: Tensor | None) -> list[Tensor]:
 
 
 def differentiable_steps(tensors: Sequence[Any], further: Any = None) -> list[Tensor]:
-    """Run [`steps_forward`], as [`AttentionalSteps`] where gradients are needed."""
-    if torch.is_grad_enabled() and not is_exporting():
-        return list(AttentionalSteps.apply(SavedSteps(further), *tensors))
-    return steps_forward(tensors, further=further)
+    """
+    Run [`steps_forward`], as [`AttentionalSteps`] where gradients are needed: all but the matmuls in float32, since
+    roundings add up over the steps.
+    """
+    if not torch.is_grad_enabled() or is_exporting():
+        return steps_forward(tensors, further=further)
+    device, dtype = tensors[1].device, tensors[1].dtype
+    wide = wide_type(dtype)
+    tensors = [tensor.to(wide) if tensor is not None and tensor.is_floating_point() else tensor for tensor in tensors]
+    with with_autocast(device, autocast_dtype(device) if dtype == wide else dtype):
+        return [result.to(dtype) for result in AttentionalSteps.apply(SavedSteps(further), *tensors)]
 
 
 def step_matmuls(weights: StepWeights) -> tuple[Any, StepMatmuls, StepMatmuls]:
@@ -128,7 +136,8 @@ def step_matmuls(weights: StepWeights) -> tuple[Any, StepMatmuls, StepMatmuls]:
 def runs_kernels(keys: Tensor, values: Tensor, states: Tensor, further: Any) -> bool:
     """Return whether Triton kernels compute the steps with keys, values and states, and those of `further`."""
     name, own = ("additive attention", example) if further is None else (further.__name__, further.example)
-    return keys.shape[1] <= LONGEST and runs_triton(name, own, keys, values, states)
+    # Shapes are read late, since that makes conditions of an exported graph.
+    return runs_triton(name, own, keys, values, states) and keys.shape[1] <= LONGEST
 
 
 def example(*place: Any) -> list[Tensor]:

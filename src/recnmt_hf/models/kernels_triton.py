@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernels_shared import allowed, is_exporting, with_autocast
+from .kernels_shared import allowed, autocast_dtype, is_exporting, with_autocast
 
 
 try:
@@ -40,7 +40,7 @@ def runs_triton(name: str, example: Callable[[torch.device, torch.dtype], list[T
         return False
     if observers or not all(tensor.is_cuda for tensor in tensors):
         return bool(observers)
-    place = device, dtype = (tensors[0].device, tensors[0].dtype)
+    place = device, dtype = tensors[0].device, autocast_dtype(tensors[0].device) or tensors[0].dtype
     if (name, *place) not in agreements:
         known, agrees, reason = dict(agreements), False, "differ from the reference"
         try:
