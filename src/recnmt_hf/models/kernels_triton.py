@@ -84,6 +84,12 @@ def launch(kernel: Any, grid: Sequence[int], *arguments: Any, **constants: Any) 
             kernel[tuple(grid)](*arguments, **constants)
 
 
+def launch_rows(kernel: Any, rows: Tensor, *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel with a program for each row of a tensor `(.., d)`."""
+    width = rows.shape[-1]
+    launch(kernel, (rows.shape[:-1].numel(),), *arguments, D=width, **row_constants(width), **constants)
+
+
 def block(size: int) -> int:
     """Return the power of two that holds so many elements."""
     return 1 << max(size - 1, 0).bit_length()

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernels_triton import block, launch
-from .kernels_triton_gru import launch_rows
+from .kernels_triton import block, launch, launch_rows
 
 
 try:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .kernels_shared import CustomGradient, final_gradients
-from .kernels_triton import launch, row_constants, runs_triton, sample, with_gradients
+from .kernels_triton import launch_rows, runs_triton, sample, with_gradients
 
 
 try:
@@ -21,6 +21,14 @@ except ImportError:
 if triton is not None:
 
     @triton.jit
+    def plus_gates(first, second, third, pointer, offset, place, inside, D):
+        """Add the three rows at an offset of a pointer, if there is one."""
+        if pointer is not None:
+            a, b, c = load_gates(pointer + offset, place, inside, D)
+            first, second, third = first + a, second + b, third + c
+        return first, second, third
+
+    @triton.jit
     def gru_forward(
         gates, reads, added, bias, recurrent, recurrent_bias, state, real, previous, output, low_output, kept,
         reads_stride, recurrent_stride, D: tl.constexpr, BLOCK: tl.constexpr,
@@ -32,23 +40,13 @@ if triton is not None:
         """
         row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         inside = place < D
-        reset, update, inner = load_gates(recurrent + row * recurrent_stride, place, inside, D)
-        if recurrent_bias is not None:
-            a, b, c = load_gates(recurrent_bias, place, inside, D)
-            reset, update, inner = reset + a, update + b, inner + c
-        new = tl.zeros_like(inner)
-        if gates is not None:
-            a, b, c = load_gates(gates + row * 3 * D, place, inside, D)
-            reset, update, new = reset + a, update + b, new + c
-        if reads is not None:
-            a, b, c = load_gates(reads + row * reads_stride, place, inside, D)
-            reset, update, new = reset + a, update + b, new + c
-        if added is not None:
-            a, b, c = load_gates(added + row * 3 * D, place, inside, D)
-            reset, update, new = reset + a, update + b, new + c
-        if bias is not None:
-            a, b, c = load_gates(bias, place, inside, D)
-            reset, update, new = reset + a, update + b, new + c
+        zeros = tl.zeros([BLOCK], tl.float32)
+        reset, update, inner = plus_gates(zeros, zeros, zeros, recurrent, row * recurrent_stride, place, inside, D)
+        reset, update, inner = plus_gates(reset, update, inner, recurrent_bias, 0, place, inside, D)
+        reset, update, new = plus_gates(reset, update, zeros, gates, row * 3 * D, place, inside, D)
+        reset, update, new = plus_gates(reset, update, new, reads, row * reads_stride, place, inside, D)
+        reset, update, new = plus_gates(reset, update, new, added, row * 3 * D, place, inside, D)
+        reset, update, new = plus_gates(reset, update, new, bias, 0, place, inside, D)
         reset, update = tl.sigmoid(reset), tl.sigmoid(update)
         new = tanh(new + reset * inner)
         result = new + update * (load_row(state + row * D, place, inside) - new)
@@ -100,12 +98,6 @@ if triton is not None:
         if added_skip is not None:
             total += load_row(added_skip + row * D, place, inside)
         tl.store(carried + row * D + place, total, mask=inside)
-
-
-def launch_rows(kernel: Any, state: Tensor, *arguments: Any) -> None:
-    """Launch a kernel of a cell with a program for each row of the states `(.., d)`."""
-    width = state.shape[-1]
-    launch(kernel, (state.shape[:-1].numel(),), *arguments, D=width, **row_constants(width))
 
 
 class GRUStep(CustomGradient):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernels_triton import launch, row_constants
+from .kernels_triton import launch_rows
 
 
 try:
@@ -116,17 +116,14 @@ def tanh_of_sum(
     reads, given = others or (None, None)
     tensors = (mapped, reads, given, bias, output, None if low is output else low)
     strides = (mapped.stride(0), 0 if reads is None else reads.stride(0))
-    width = mapped.shape[1]
-    launch(tanh_forward, mapped.shape[:1], *tensors, *strides, D=width, **row_constants(width))
+    launch_rows(tanh_forward, mapped, *tensors, *strides)
     return output, low
 
 
 def tanh_gradient(mapped: Tensor, given: Tensor | None, value: Tensor, output: Tensor, low_output: Tensor) -> None:
     """Fill the gradient before a tanh, in both types, from the parts of that after it and its value."""
-    rows, width = value.shape
-    tensors = (mapped, given, value, output, low_output)
     strides = (output.stride(0), low_output.stride(0))
-    launch(tanh_backward, (rows,), *tensors, *strides, D=width, **row_constants(width))
+    launch_rows(tanh_backward, value, mapped, given, value, output, low_output, *strides)
 
 
 def drawn(
@@ -136,16 +133,11 @@ def drawn(
     moments = torch.empty(mapped.shape, dtype=dtype, device=mapped.device)
     value = moments if noise is None else torch.empty(noise.shape, dtype=dtype, device=mapped.device)
     low = copy_for(mapped.dtype, value)
-    width = value.shape[1]
     tensors: Any = (mapped, bias, noise, moments, value, None if low is value else low)
-    launch(draw_forward, mapped.shape[:1], *tensors, D=width, LARGEST=largest, **row_constants(width))
+    launch_rows(draw_forward, value, *tensors, LARGEST=largest)
     return moments, value, low
 
 
-def draw_gradient(
-    mapped: Tensor, given: Tensor, moments: Tensor, noise: Tensor | None, output: Tensor, low: Tensor, largest: float
-) -> None:
-    """Fill the gradient of the moments, in both types."""
-    rows, width = mapped.shape
-    tensors = (mapped, given, moments, noise, output, low)
-    launch(draw_backward, (rows,), *tensors, D=width, LARGEST=largest, **row_constants(width))
+def draw_gradient(mapped: Tensor, *tensors: Any, largest: float) -> None:
+    """Fill the gradient of the moments, in both types; the tensors are the arguments of [`draw_backward`]."""
+    launch_rows(draw_backward, mapped, mapped, *tensors, LARGEST=largest)

@@ -162,7 +162,7 @@ class LatentPart:
         mapped, moments = torch.mm(low, self.latent.weight), self.all_moments[j]
         low = torch.empty_like(moments, dtype=low.dtype)
         tensors = (mapped, self.of_moments[j], moments, noise, self.grad_moments[j], low)
-        draw_gradient(*tensors, LARGEST_LOG_VARIANCE)
+        draw_gradient(*tensors, largest=LARGEST_LOG_VARIANCE)
         mapped = torch.mm(low, self.moments.weight)
         tanh_gradient(mapped, None, hidden, self.grad_hidden[j], low_hidden)
 
