@@ -1,7 +1,5 @@
 """The served page in a real browser: headless Chromium, driven by Playwright."""
 
-import gzip
-import os
 import shutil
 import socket
 import time
@@ -250,44 +248,10 @@ def test_narrow_window(browser, page_url, scheme):
     with visitor(browser, page_url, viewport={"width": 375, "height": 700}, color_scheme=scheme) as page:
         translate(page, f"{TEXT} {'x' * 300}")
         card(page, "gret").get_by_text("sentences,").wait_for()
-        for tab in ("Text", "File", "Inside", "About"):
+        for tab in ("Text", "Inside", "About"):
             page.get_by_role("tab", name=tab).click()
             page.get_by_role("tabpanel").filter(visible=True).wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") == 375
-
-
-def test_files_are_translated_and_deleted(page, tmp_path):
-    """The result is in the page itself: the server keeps neither the file nor its translation."""
-    file = tmp_path / "news & <b>.en.gz"
-    file.write_bytes(gzip.compress(b"The dog sleeps .\n\n<b>A cat</b> sees it .\n" * 12))
-    page.get_by_role("tab", name="File").click()
-    page.locator("#upload input[type=file]").set_input_files(file)
-    page.locator("#upload").get_by_text("news", exact=False).first.wait_for()
-    page.get_by_role("button", name="Translate file").click()
-    link = page.locator(".rn-download")
-    link.wait_for()
-    page.get_by_text("36 lines in").wait_for()
-    with page.expect_download() as started:
-        link.click()
-    lines = Path(started.value.path()).read_text().split("\n")
-    assert len(lines) == 37 and lines[1] == lines[36] == "" and lines[0] == lines[3] != ""
-    assert started.value.suggested_filename.endswith("plain.txt")
-    temporary = Path(os.environ["GRADIO_TEMP_DIR"])
-    wait_until(lambda: not [path for path in temporary.rglob("*") if path.is_file()])
-
-
-def test_a_stopped_file_can_be_downloaded_so_far(page, tmp_path):
-    file = tmp_path / "long.txt"
-    file.write_text("The dog that the boy sees loves the old bird .\n" * 2000)
-    page.get_by_role("tab", name="File").click()
-    page.locator("#upload input[type=file]").set_input_files(file)
-    page.locator("#upload").get_by_text("long", exact=False).first.wait_for()
-    page.get_by_role("button", name="Translate file").click()
-    page.locator("#file-message").get_by_text("left").wait_for()
-    page.get_by_role("button", name="Stop").filter(visible=True).click()
-    page.locator("#file-message").get_by_text("Stopped: ").wait_for()
-    assert "of 2,000 lines" in page.locator("#file-message").inner_text()
-    page.locator(".rn-download").wait_for()
 
 
 def test_inside_a_model(page, hostile):
@@ -325,6 +289,7 @@ def test_nothing_else_is_served(page_url, plain_model):
     for path in (plain_model / "config.json", Path(__file__)):
         assert httpx.get(f"{page_url}gradio_api/file={path}").status_code in (403, 404)
     assert httpx.get(f"{page_url}gradio_api/info").json() == {"named_endpoints": {}, "unnamed_endpoints": {}}
+    assert httpx.post(f"{page_url}gradio_api/upload", files={"files": b"text"}).status_code == 413
     with socket.socket() as other:
         port = int(page_url.rstrip("/").rpartition(":")[2])
         assert other.connect_ex(("127.0.0.2", port)) != 0  # bound to 127.0.0.1 only

@@ -1,9 +1,6 @@
 """Requests to the page without a browser: limits, escaping, exported models, the server."""
 
-import base64
-import gzip
 import os
-import re
 import socket
 import threading
 from dataclasses import replace
@@ -12,7 +9,6 @@ from types import SimpleNamespace
 from unittest import mock
 
 import foreign_models
-import pyarrow as pa
 import pytest
 from option_tables import option_table
 from user_errors import rejects
@@ -28,7 +24,6 @@ from recnmt_hf.demo.translating import (
     Watch,
     decoding_options,
     load_models,
-    read_upload,
     split_into_segments,
     translate_text,
     unique_names,
@@ -128,68 +123,11 @@ def test_a_search_ends_in_the_middle(models, monkeypatch, limit):
     assert len(steps) == 3
 
 
-def zstd(content):
-    return pa.compress(content, codec="zstd", asbytes=True)
-
-
-def write(folder, content, name="news.en"):
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_bytes(content)
-    return folder / name
-
-
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
-        (b"", "is empty"),
-        (b"a\xff\n", "not UTF-8"),
-        (b"a\n" * 200, "has more than"),
-        (b"a\n" * 11, "has more than"),
-        (b"a" * 51, "characters, and the limit is"),
-        (gzip.compress(b"a" * 100_000_000), "has more than"),
-        (gzip.compress(b"abc\n" * 9)[:-9], "is truncated or damaged after line"),
-        (b"\x1f\x8b no", "is truncated or damaged after line"),
-        (zstd(b"a" * 100_000_000), "has more than"),
-        (zstd(b"abc\n" * 9)[:-3], "is truncated or damaged after line"),
-    ],
-    ids=["empty", "latin", "bytes", "lines", "long line", "bomb", "cut", "false gzip", "zstd bomb", "cut zstd"],
-)
-def test_files_beyond_the_limits(tmp_path, content, code):
-    """The message has the name of the visitor's file, not its place on the server."""
-    limits = Limits(max_characters=50, max_lines=10, max_file_size=110_000 if len(content) > 90_000 else 300)
-    with rejects(code) as caught:
-        read_upload(write(tmp_path / "upload", content), limits)
-    assert "news.en" in str(caught.value) and str(tmp_path) not in str(caught.value)
-    assert not (tmp_path / "upload").exists()
-
-
-def test_two_visitors_upload_the_same_file(models, tmp_path):
-    """gradio stores equal files once, and the first request deletes it."""
-    (problem, result), *_ = Page(models, LIMITS).translate_file(
-        Watch(60), str(tmp_path / "news.txt"), models[0].name, 1, 0.6
-    )
-    assert "was deleted" in problem and str(tmp_path) not in problem and not result
-
-
-@pytest.mark.parametrize("compress", [gzip.compress, zstd])
-def test_lines_of_a_file(models, tmp_path, compress):
-    content = compress(b"\xef\xbb\xbfThe dog .\r\n\nA cat .\n" * 10)
-    assert read_upload(write(tmp_path, content), Limits())[:3] == ["The dog .", "", "A cat ."]
-    upload = str(write(tmp_path, content))
-    states = list(Page(models, LIMITS).translate_file(Watch(60), upload, models[0].name, 2, 0.6))
-    progress = [re.search('value="([0-9]+)"', state)[1] for state, _ in states]
-    assert progress == ["0", "16", "30", "30"] and "30 lines in" in states[-1][0]
-    lines = base64.b64decode(re.search('base64,([^"]+)', states[-1][1])[1]).decode().splitlines()
-    assert lines[:3] == [t.text for t in models[0].translator(["The dog .", "", "A cat ."], beams=2)]
-
-
-def test_visitors_see_the_warnings_of_their_translations(models, tmp_path, capfd):
+def test_visitors_see_the_warnings_of_their_translations(models, capfd):
     """On the page, not in the terminal of the server."""
     page, watch, text = Page(models, LIMITS), Watch(60), "你好 你好 .\nA dog ."
     *_, (message, result) = page.translate(watch, text, [model.name for model in models], 1, 1, 0.6)
     assert not message and result.count("unknown to the tokenizer") == len(models)
-    *_, (state, link) = page.translate_file(watch, str(write(tmp_path, text.encode())), models[0].name, 1, 0.6)
-    assert state.count("unknown to the tokenizer") == 1 and link
     *_, (_, result) = page.translate(watch, "A dog sleeps.", [models[0].name], 1, 1, 0.6)
     assert "unknown" not in result and "unknown" not in "".join(capfd.readouterr())
 
@@ -211,8 +149,6 @@ def test_results_are_escaped(models, hostile):
     pieces = [
         HTML.translations([state], hostile),
         HTML.links(state.segments),
-        HTML.file_progress(1, 2, 1.0, hostile),
-        HTML.download(f'"{hostile}', [hostile]),
         HTML.note(hostile),
         HTML.title(hostile),
         HTML.inside(bytes(20), hostile, hostile, hostile),

@@ -12,11 +12,7 @@ class Limits:
     """Limits of a request to the page, and of the number of requests."""
 
     max_characters: Annotated[int, Range(least=1, most=10_000_000)] = option(
-        20_000, "maximum number of characters of a text, and of a line of a file"
-    )
-    max_lines: Annotated[int, Range(least=1, most=10_000_000)] = option(5_000, "maximum number of lines of a file")
-    max_file_size: Annotated[int, Range(least=1, most=1_000_000_000)] = option(
-        2_000_000, "maximum number of bytes of a file, compressed and decompressed"
+        20_000, "maximum number of characters of a text"
     )
     max_beams: Annotated[int, Range(least=1, most=MOST_BEAMS)] = option(
         8, "largest beam size, and largest number of hypotheses, that can be chosen"
@@ -29,9 +25,6 @@ class Limits:
     )
     time_limit: Annotated[float, Range(above=0, most=1_000_000)] = option(
         120.0, "seconds after which the translation of a text ends"
-    )
-    file_time_limit: Annotated[float, Range(above=0, most=1_000_000)] = option(
-        1_800.0, "seconds after which the translation of a file ends"
     )
     queue_size: Annotated[int, Range(least=1, most=10_000)] = option(20, "maximum number of waiting requests")
     parallel: Annotated[int, Range(least=1, most=1_000)] = option(2, "number of requests that run at the same time")

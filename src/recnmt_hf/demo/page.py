@@ -1,7 +1,6 @@
 """The page: its parts, what they do, and in which order."""
 
 import base64
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,19 +11,15 @@ from typing import Any
 from .._plain_text import is_blank
 from ..analysis.subjects import load_function
 from ..errors import UserError, packages_of_extra
-from ..hub.card import duration
 from ..inference.results import WordAlignment
 from .limits import Limits
 from .translating import (
-    LINES_OF_BATCH,
     DemoModel,
     Ended,
-    Progress,
     Watch,
     check_length,
     decoding_options,
     load_models,
-    read_upload,
     translate_text,
 )
 
@@ -36,8 +31,6 @@ with packages_of_extra("demo", "The page"):
 
 
 WAITING = "Waiting for a free place ..."
-BUSY = "Too many requests are waiting. Try again in a moment."
-NO_TEXT = "Enter a text to translate."
 NO_CHOICE = "Choose at least one model."
 NO_CARD = "This model has no card; `recnmt publish --card-only` writes one."
 # Largest number of characters of a sentence on the tab Inside.
@@ -52,7 +45,7 @@ AT_ONCE = PRIVATE | {"queue": False}
 
 
 def count(number: int, unit: str) -> str:
-    """Return e.g. `1 sentence` or `2,000 lines`."""
+    """Return e.g. `1 sentence` or `2,000 sentences`."""
     return f"{number:,} {unit}{'' if number == 1 else 's'}"
 
 
@@ -63,17 +56,17 @@ def shares(alignment: WordAlignment, target: int) -> str:
     return " ".join(f"{i}:{100 * row[i]:.0f}" for i in best if row[i] >= LEAST_SHARE)
 
 
-def templates() -> Any:
-    """Return the macros of page.html, which escape all texts."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent, encoding="utf-8")
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.globals |= {"count": count, "duration": duration, "shares": shares}
-    environment.globals["base64"] = lambda content: base64.b64encode(content).decode()
-    environment.globals["width"] = lambda png: int.from_bytes(png[16:20], "big") * SCREEN_DPI // PICTURE_DPI
-    return environment.get_template("page.html").module
-
-
-HTML = templates()
+FOLDER = Path(__file__).parent
+LOADER = jinja2.FileSystemLoader(FOLDER, encoding="utf-8")
+TEMPLATES = jinja2.Environment(loader=LOADER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+TEMPLATES.globals |= {
+    "count": count,
+    "shares": shares,
+    "base64": lambda content: base64.b64encode(content).decode(),
+    "width": lambda png: int.from_bytes(png[16:20], "big") * SCREEN_DPI // PICTURE_DPI,
+}
+# The macros of page.html, which escape all texts.
+HTML: Any = TEMPLATES.get_template("page.html").module
 
 
 def card_html(text: str) -> str:
@@ -96,7 +89,7 @@ def stop_request(watch: Watch | None) -> None:
 
 def reject(message: str) -> str:
     """Replace the message of a request that never started: the queue was full."""
-    return HTML.note(BUSY, True) if WAITING in message else message
+    return HTML.note("Too many requests are waiting. Try again in a moment.", True) if WAITING in message else message
 
 
 class Page:
@@ -129,7 +122,7 @@ class Page:
         """Yield the message and the translations, as they grow."""
         text, models, states = str(text or ""), self.chosen(names), []
         if is_blank(text) or not models:
-            yield HTML.note(NO_TEXT if is_blank(text) else NO_CHOICE), ""
+            yield HTML.note("Enter a text to translate." if is_blank(text) else NO_CHOICE), ""
             return
         watch.start()
         try:
@@ -140,34 +133,6 @@ class Page:
             yield HTML.note(str(error), True), HTML.translations(states, "Not finished") if states else ""
         except Ended as ended:
             yield HTML.note(f"{ended}."), HTML.translations(states, "Stopped") if states else ""
-
-    def translate_file(self, watch: Watch, path: Any, name: Any, beams: Any, penalty: Any) -> Iterator[tuple[str, str]]:
-        """Yield the progress and, at the end, the link to the result. The uploaded file is deleted once it is read."""
-        models = self.chosen(name)
-        if not path or not models:
-            yield HTML.note("Choose a text file." if not path else NO_CHOICE), ""
-            return
-        watch.start()
-        upload, start, progress = Path(path), time.monotonic(), Progress(models[0])
-        lines: list[str] = []
-        translated: list[str] = []
-        ended, problem = "", ""
-        try:
-            lines = read_upload(upload, self.limits)
-            yield HTML.file_progress(0, len(lines), 0.0), ""
-            options = decoding_options(self.limits, beams, 1, penalty)
-            for place in range(0, len(lines), LINES_OF_BATCH):
-                batch = progress.search(lines[place : place + LINES_OF_BATCH], options, watch, self.limits)
-                translated += [translation.text for translation in batch]
-                yield HTML.file_progress(len(translated), len(lines), time.monotonic() - start), ""
-        except Ended as reason:
-            ended = str(reason)
-        except UserError as error:
-            ended, problem = "Not finished", HTML.note(str(error), True)
-        state = HTML.file_progress(len(translated), len(lines), time.monotonic() - start, ended) if lines else ""
-        output = f"{upload.name.removesuffix('.gz').removesuffix('.txt')}.{models[0].name.replace('/', '_')}.txt"
-        link = HTML.download(output, translated) if translated else ""
-        yield problem + state + HTML.warning(progress.warnings), link
 
     def inside(self, name: Any, sentence: Any, layer: Any, head: Any, direction: Any) -> str:
         """Return the picture and the values of what a model's family can show for a sentence."""
@@ -232,9 +197,7 @@ def build_page(models: Sequence[str | Path], loading: dict[str, Any] | None = No
         add_html(HTML.title(title))
         with gr.Tabs():
             with gr.Tab("Text"):
-                decoding = add_text_tab(page)
-            with gr.Tab("File"):
-                add_file_tab(page, decoding)
+                add_text_tab(page)
             with gr.Tab("Inside") as tab:
                 add_inside_tab(page, tab)
             with gr.Tab("About") as tab:
@@ -242,6 +205,23 @@ def build_page(models: Sequence[str | Path], loading: dict[str, Any] | None = No
                 gr.on([tab.select, model.change], page.about, model, add_html(elem_id="card"), **AT_ONCE)
     blocks.queue(max_size=allowed.queue_size, default_concurrency_limit=allowed.parallel, api_open=False)
     return blocks
+
+
+def launch_settings() -> dict[str, Any]:
+    """Return the arguments of `gradio.Blocks.launch` for the look of the page."""
+    fonts: dict[str, Any] = {"font": ("system-ui", "sans-serif"), "font_mono": ("ui-monospace", "monospace")}
+    # The history of runs would be stored in the browser or on the Hub; newer versions of gradio offer it.
+    off = ("ssr_mode", "pwa", "mcp_server", "enable_monitoring", "show_error", "run_history")
+    return {
+        "theme": gr.themes.Default(primary_hue="blue", **fonts),
+        "css": (FOLDER / "page.css").read_text(encoding="utf-8"),
+        "head": f"<script>{(FOLDER / 'page.js').read_text(encoding='utf-8')}</script>",
+        "footer_links": [],
+        "max_file_size": 0,  # there is nothing to upload
+        "allowed_paths": [],
+        "strict_cors": True,
+        **dict.fromkeys(off, False),
+    }
 
 
 def add_html(value: str = "", elem_id: str | None = None) -> gr.HTML:
@@ -255,57 +235,27 @@ def add_model(page: Page, elem_id: str, value: str) -> gr.Dropdown:
     return gr.Dropdown(names, value=value, label="Model", visible=len(names) > 1, elem_id=elem_id)
 
 
-def add_buttons(label: str, name: str) -> tuple[gr.Button, gr.Button]:
-    """Add a button to start a request and one to stop it."""
-    with gr.Row():
-        return (
-            gr.Button(label, variant="primary", elem_id=name, scale=0, min_width=180),
-            gr.Button("Stop", elem_id=f"stop-{name}", scale=0, min_width=120),
-        )
-
-
-def connect(
-    triggers: Sequence[Any], stop: gr.Button, seconds: float, function: Callable[..., Any], inputs: list[Any], name: str
-) -> Any:
-    """Add the places of message and result of a request, and what starts, runs, rejects and stops it."""
-    watch, message, result = gr.State(), add_html(elem_id=f"{name}message"), add_html(elem_id=f"{name}result")
-    begun = gr.on(triggers, partial(begin, seconds), watch, [watch, message, result], **AT_ONCE)
-    running = begun.then(function, [watch, *inputs], [message, result], concurrency_id="translate", **PRIVATE)
-    running.failure(reject, message, message, **AT_ONCE)
-    stop.click(stop_request, watch, None, **AT_ONCE)
-    return running
-
-
-def add_text_tab(page: Page) -> list[Any]:
-    """Add the tab for a text; return the decoding options beams and length penalty."""
+def add_text_tab(page: Page) -> None:
+    """Add the tab for a text."""
     names, most = list(page.models), max(page.limits.max_beams, 2)
     text = gr.Textbox(page.example(), label="Text", placeholder="Enter a text", lines=4, max_lines=12, elem_id="text")
     chosen = gr.CheckboxGroup(names, value=names[:4], label="Models", visible=len(names) > 1, elem_id="models")
-    start, stop = add_buttons("Translate", "translate")
+    with gr.Row():
+        start = gr.Button("Translate", variant="primary", elem_id="translate", scale=0, min_width=180)
+        stop = gr.Button("Stop", elem_id="stop", scale=0, min_width=120)
     with gr.Accordion("Decoding options", open=False, elem_id="options"), gr.Row():
         value = min(4, page.limits.max_beams)
         beams = gr.Slider(1, most, value=value, step=1, label="Beams", info="1: greedy search")
         hypotheses = gr.Slider(1, most, value=1, step=1, label="Alternatives", info="At most the beams")
         longer = "Larger values prefer longer translations"
         penalty = gr.Slider(0, 2, value=0.6, step=0.1, label="Length penalty", info=longer)
-    inputs = [text, chosen, beams, hypotheses, penalty]
-    connect([start.click, text.submit], stop, page.limits.time_limit, page.translate, inputs, "")
-    return [beams, penalty]
-
-
-def add_file_tab(page: Page, decoding: list[Any]) -> None:
-    """Add the tab for a file."""
-    size = f"{page.limits.max_lines:,} lines and {page.limits.max_file_size / 1e6:g} MB"
-    explanation = "A UTF-8 text file with one sentence or paragraph per line, plain, gzip or Zstandard"
-    add_html(HTML.note(f"{explanation}; at most {size}. Beams and length penalty are set on the tab Text."))
-    upload = gr.File(label="Text file", elem_id="upload", height=140)
-    # The component's own method leaves an empty temporary file behind.
-    upload.preprocess = lambda payload: getattr(payload, "path", None)  # type: ignore[method-assign]
-    model = add_model(page, "file-model", next(iter(page.models)))
-    start, stop = add_buttons("Translate file", "translate-file")
-    inputs = [upload, model, *decoding]
-    running = connect([start.click], stop, page.limits.file_time_limit, page.translate_file, inputs, "file-")
-    running.then(lambda: None, None, upload, **AT_ONCE)
+    watch, message, result = gr.State(), add_html(elem_id="message"), add_html(elem_id="result")
+    start_watch, outputs = partial(begin, page.limits.time_limit), [watch, message, result]
+    begun = gr.on([start.click, text.submit], start_watch, watch, outputs, **AT_ONCE)
+    inputs = [watch, text, chosen, beams, hypotheses, penalty]
+    running = begun.then(page.translate, inputs, [message, result], concurrency_id="translate", **PRIVATE)
+    running.failure(reject, message, message, **AT_ONCE)
+    stop.click(stop_request, watch, None, **AT_ONCE)
 
 
 def add_inside_tab(page: Page, tab: gr.Tab) -> None:

@@ -1,4 +1,4 @@
-"""Serve the page: its look, address, temporary files, and a clean end."""
+"""Serve the page: its address, temporary files, and a clean end."""
 
 from __future__ import annotations
 
@@ -12,20 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from ..errors import packages_of_extra
-from .limits import Limits
-
 
 if TYPE_CHECKING:
     import gradio
 
-FOLDER = Path(__file__).parent
-
 
 def serve(models: Sequence[str | Path], host: str = "127.0.0.1", **settings: Any) -> None:
     """
-    Serve the page of some models until the process is interrupted. Nothing is stored: uploaded files are deleted once
-    they are read, and the temporary folder is deleted at the end.
+    Serve the page of some models until the process is interrupted. Nothing is stored, and the temporary folder is
+    deleted at the end.
 
     Args:
         models (sequence of `str` or `Path`): Folders of trained or exported models, or model ids of the Hub.
@@ -60,15 +55,15 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="recnmt-demo-") as folder:
         environment = {"GRADIO_TEMP_DIR": folder, "GRADIO_ANALYTICS_ENABLED": "False"}
         with patch.dict(os.environ, environment):
-            with packages_of_extra("demo", "The page"):
-                from starlette.middleware import Middleware
-                from starlette.middleware.trustedhost import TrustedHostMiddleware
-            from .page import build_page
+            from .page import build_page, launch_settings  # which explains what is not installed
 
             blocks = build_page(models, loading, **limits)
+            from starlette.middleware import Middleware
+            from starlette.middleware.trustedhost import TrustedHostMiddleware
+
             # gradio's servers choose the name of a public link.
             hosts = ["*"] if share else [*hosts_of(host), *allowed_hosts]
-            settings = launch_settings(**limits)
+            settings = launch_settings()
             settings["app_kwargs"] = {"middleware": [Middleware(TrustedHostMiddleware, hosts, www_redirect=False)]}
             settings |= {"server_name": host, "server_port": port, "share": share, "inbrowser": open_browser}
             try:
@@ -83,23 +78,3 @@ def hosts_of(host: str) -> list[str]:
     hosts = [host, f"[{host}]", "localhost", "127.0.0.1", "[::1]", socket.gethostname()]
     # An address of all networks has the addresses of this machine. No other name ends in a number.
     return hosts + [f"*.{number}" for number in range(256)] if host in ("0.0.0.0", "::") else hosts
-
-
-def launch_settings(**limits: Any) -> dict[str, Any]:
-    """Return the arguments of `gradio.Blocks.launch` for the look of the page and its limits (fields of [`Limits`])."""
-    with packages_of_extra("demo", "The page"):
-        from gradio.themes import Default
-
-    fonts: dict[str, Any] = {"font": ("system-ui", "sans-serif"), "font_mono": ("ui-monospace", "monospace")}
-    # The history of runs would be stored in the browser or on the Hub; newer versions of gradio offer it.
-    off = ("ssr_mode", "pwa", "mcp_server", "enable_monitoring", "show_error", "run_history")
-    return {
-        "theme": Default(primary_hue="blue", **fonts),
-        "css": (FOLDER / "page.css").read_text(encoding="utf-8"),
-        "head": f"<script>{(FOLDER / 'page.js').read_text(encoding='utf-8')}</script>",
-        "footer_links": [],
-        "max_file_size": Limits(**limits).max_file_size,
-        "allowed_paths": [],
-        "strict_cors": True,
-        **dict.fromkeys(off, False),
-    }

@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from .._loading_errors import folder_of_model
 from .._plain_card import CARD
 from .._plain_text import is_blank
 from ..analysis.subjects import find_subject
-from ..data.text import open_bytes, read_lines
 from ..errors import UserError, short_repr
 from ..families import Subject
 from ..hub.checked_copy import short_name
@@ -30,7 +28,6 @@ from .limits import Limits
 
 # Sentences of the first batches; all later ones have the size of the last. The first translation appears early.
 BATCHES = (1, 2, 4, 8)
-LINES_OF_BATCH = 16
 # A text for a summary is one input, of at most this many segments' tokens.
 SEGMENTS_OF_SUMMARY = 4
 
@@ -120,10 +117,10 @@ class Segment:
 
 @dataclass
 class Progress:
-    """The translation of a text (or the lines of a file, without segments) by one model, as far as it is done."""
+    """The translation of a text by one model, as far as it is done."""
 
     model: DemoModel
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[Segment]
     done: int = 0
     seconds: float = 0.0
     no_attention: str = ""  # why there are no links between words
@@ -210,30 +207,3 @@ def translate_text(
                 state.done += 1
             state.seconds += time.monotonic() - start
             yield states
-
-
-def read_upload(path: Path, limits: Limits) -> list[str]:
-    """
-    Return the lines of an uploaded file, plain or compressed, and delete it. `UserError` if it is too large, empty, not
-    UTF-8 or damaged, or has too many or too long lines.
-    """
-    name, size = path.name, 0
-    try:
-        with open_bytes(path) as file, suppress(Exception):  # `read_lines` explains what is wrong
-            size = len(file.read(limits.max_file_size + 1))  # decompressed, a small file may have any size
-        if size > limits.max_file_size:
-            raise UserError(f"{name} has more than {limits.max_file_size:,} bytes.", field=name)
-        lines = list(islice(read_lines(path), limits.max_lines + 1))
-    except FileNotFoundError as error:  # another visitor uploaded the same file, which was deleted
-        raise UserError(f"The upload of {name} was deleted.", field=name) from error
-    except UserError as error:
-        raise UserError(error.message.replace(str(path), name), field=name) from error
-    finally:
-        path.unlink(missing_ok=True)
-        with suppress(OSError):
-            path.parent.rmdir()  # if it is empty
-    if not 0 < len(lines) <= limits.max_lines:
-        raise UserError(f"{name} is empty or has more than {limits.max_lines:,} lines.", field=name)
-    for number, line in enumerate(lines, start=1):
-        check_length(line, limits.max_characters, f"{name}, line {number}")
-    return lines
