@@ -19,20 +19,6 @@ class RecurrenceAttention:
     # (directions, num_heads, steps, len(tokens)): rows sum to 1; the backward direction computes its last row first
     weights: np.ndarray
 
-    @property
-    def directions(self) -> tuple[str, ...]:
-        """The directions of the network."""
-        return DIRECTIONS[: len(self.weights)]
-
-    def of_head(self, head: int | None = None) -> np.ndarray:
-        """
-        Return the weights of one head, or the mean of all heads, `(directions, T, len(tokens))`. `UserError` if the
-        head does not exist.
-        """
-        if head is None:
-            return self.weights.mean(axis=1)
-        return self.weights[:, check_index("head", head, self.weights.shape[1])]
-
 
 def recurrence_attention(translator: Translator, sentence: str, layer: int = 0) -> RecurrenceAttention:
     """
@@ -56,17 +42,19 @@ def inspect_attention(
 ) -> str:
     """Return the attention of a head (or the mean of all) as a table, or plot it and return a summary."""
     attention = recurrence_attention(translator, sentence, layer)
-    matrices = list(zip(attention.directions, attention.of_head(head), strict=True))
-    steps, count = attention.weights.shape[2:]
+    weights, directions = attention.weights, DIRECTIONS[: len(attention.weights)]
+    _, heads, steps, count = weights.shape
+    of_head = weights.mean(axis=1) if head is None else weights[:, check_index("head", head, heads)]
+    matrices = list(zip(directions, of_head, strict=True))
     names = [str(step) for step in range(1, steps + 1)]
     if output is None:
         rows = [["direction", "step", *attention.tokens]]
         for direction, matrix in matrices:
             rows += [[direction, step, *cells(row)] for step, row in zip(names, matrix, strict=True)]
         return tsv(rows)
-    heads = "mean of heads" if head is None else f"head {head}"
-    panels = [(f"{direction}, {heads}", matrix) for direction, matrix in matrices]
+    shown = "mean of heads" if head is None else f"head {head}"
+    panels = [(f"{direction}, {shown}", matrix) for direction, matrix in matrices]
     labels: dict[str, Any] = {"title": f"Attention of the recurrence encoder's steps, layer {layer}"}
     labels["column_name"] = "step of the layer below" if layer else "source token"
     plots.heat_maps(panels, attention.tokens, names, "step", output, **labels)
-    return f"{output}: {' and '.join(attention.directions)}, {steps} steps over {count} tokens\n"
+    return f"{output}: {' and '.join(directions)}, {steps} steps over {count} tokens\n"

@@ -1,6 +1,5 @@
 """Relation scores of RNMT: how strongly each pair of source words acts on the state of the first one."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,34 +10,26 @@ from . import plots
 from .sentences import cells, check_index, lacks, run_encoder
 
 
-@dataclass
-class RelationScores:
-    """The lengths of the relation vectors r_ij (Zhang et al., 2018, Eq. 8) in a relation layer."""
-
-    tokens: list[str]
-    scores: np.ndarray  # (len(tokens), len(tokens)): of row i, whose state is refined, with column j
-
-
-def relation_scores(translator: Translator, sentence: str, layer: int = 0) -> RelationScores:
+def relation_scores(translator: Translator, sentence: str, layer: int = 0) -> tuple[list[str], np.ndarray]:
     """
-    Encode a sentence with an RNMT model and return the scores of a relation layer. `UserError` if the model has no
+    Encode a sentence with an RNMT model. Return its tokens, and the lengths of the relation vectors r_ij (Zhang et al.,
+    2018, Eq. 8) in a relation layer, of row i, whose state is refined, with column j. `UserError` if the model has no
     relation layers or no such layer, or the sentence is blank.
     """
     encoded, tokens = run_encoder(translator, sentence)
     if not (scores := getattr(encoded, "relation_scores", None)):
         raise lacks(translator.inspected_model().config, "relation layers (relation_layers=0)", "Pass an RNMT.")
     check_index("layer", layer, len(scores))
-    return RelationScores(tokens, scores[layer][0].float().cpu().numpy())
+    return tokens, scores[layer][0].float().cpu().numpy()
 
 
 def inspect_relations(translator: Translator, sentence: str, output: str | None = None, layer: int = 0) -> str:
     """Return the scores of a relation layer as a table, or plot them and return a summary."""
-    relations = relation_scores(translator, sentence, layer)
-    tokens = relations.tokens
+    tokens, scores = relation_scores(translator, sentence, layer)
     if output is None:
-        rows = zip(tokens, relations.scores, strict=True)
+        rows = zip(tokens, scores, strict=True)
         return tsv([["token", *tokens], *([token, *cells(row)] for token, row in rows)])
     labels: dict[str, Any] = {"title": f"Strength of the relations between source tokens, relation layer {layer}"}
     labels |= {"column_name": "related token", "name": "length of the relation vector"}
-    plots.heat_maps([("", relations.scores)], tokens, tokens, "refined token", output, **labels)
+    plots.heat_maps([("", scores)], tokens, tokens, "refined token", output, **labels)
     return f"{output}: relations of {len(tokens)} tokens\n"
