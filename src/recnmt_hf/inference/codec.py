@@ -28,24 +28,14 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass
 class Request:
-    """
-    A text as the model reads it.
+    """A text as the model reads it."""
 
-    Attributes:
-        text (`str`): The text as the user passed it.
-        pieces (`list[Tokens]`): Tokens of each part that is translated by itself; none for blank text.
-        separators (`list[str]`): Text that joins the translation of each piece to the one before.
-        prefix (`list[int]`): Token ids that the translation begins with.
-        direction (`Direction`): The languages, with the tokens and texts that tell the model about them.
-        dropped (`int`): Number of source tokens that truncation removed.
-    """
-
-    text: str
-    direction: Direction
-    pieces: list[Tokens] = field(default_factory=list)
-    separators: list[str] = field(default_factory=list)
-    prefix: list[int] = field(default_factory=list)
-    dropped: int = 0
+    text: str  # as the user passed it
+    direction: Direction  # the languages, with the tokens and texts that tell the model about them
+    pieces: list[Tokens] = field(default_factory=list)  # parts that are translated by themselves; none of blank text
+    separators: list[str] = field(default_factory=list)  # text that joins each translation to the one before
+    prefix: list[int] = field(default_factory=list)  # token ids that the translation begins with
+    dropped: int = 0  # number of source tokens that truncation removed
 
     def openings(self) -> list[Tokens]:
         """Return the tokens that the translation of each piece begins with; the prefix is that of the first one."""

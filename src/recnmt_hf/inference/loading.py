@@ -94,11 +94,8 @@ def load_model(
 def check_folder(path: str | Path) -> None:
     """Raise `MissingFileError` for a folder without a model."""
     if not (Path(path) / "config.json").is_file():
-        raise MissingFileError(
-            f"{str(path)!r} has no config.json. Pass a model's folder (of an unfinished run its newest checkpoint-N) "
-            "or a model id.",
-            field=path,
-        )
+        remedy = "Pass a model's folder (of an unfinished run its newest checkpoint-N) or a model id."
+        raise MissingFileError(f"{str(path)!r} has no config.json. {remedy}", field=path)
 
 
 def load_complete(model_class: Any, *args: Any, **kwargs: Any) -> Any:
