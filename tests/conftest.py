@@ -10,7 +10,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of the processes that tests start
 
 sys.path.insert(0, os.path.dirname(__file__))  # the shared runners
-sys.path.insert(1, os.path.join(os.path.dirname(os.path.dirname(__file__)), "scripts", "experiments"))
+sys.path.extend(
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), "scripts", folder)
+    for folder in ("", "benchmarks", "examples", "experiments", "notebooks")
+)
 
 from pathlib import Path
 

@@ -62,8 +62,7 @@ def test_python_snippets_run_in_order(repository, tmp_path, monkeypatch, capsys)
     assert not [text for text in warnings if "max_new_tokens" in text or "sequences" in text]
 
 
-def test_commands_parse(repository, monkeypatch):
-    monkeypatch.syspath_prepend(repository / "scripts/benchmarks")
+def test_commands_parse(repository):
     programs = {"scripts/benchmarks/compare.py"}
     programs |= {f"scripts/experiments/{path.name}" for path in (repository / "scripts/experiments").glob("*.py")}
     found = 0

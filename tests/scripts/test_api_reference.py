@@ -1,6 +1,5 @@
 """The checks of the API reference."""
 
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -8,15 +7,7 @@ import pytest
 
 pdoc = pytest.importorskip("pdoc")
 
-
-@pytest.fixture(scope="module")
-def api_reference(repository):
-    sys.path.insert(0, str(repository / "scripts"))
-    try:
-        import api_reference
-    finally:
-        sys.path.pop(0)
-    return api_reference
+from api_reference import comments_to_docstrings, undescribed_arguments  # noqa: E402
 
 
 @dataclass
@@ -42,13 +33,13 @@ def described(one, another_one=None, **kwargs):
     """
 
 
-def test_undescribed_arguments_are_found(api_reference):
-    assert api_reference.undescribed_arguments(described) == ["another_one"]
-    assert api_reference.undescribed_arguments(Constructed) == ["second"]
-    assert api_reference.undescribed_arguments(Commented) == []
+def test_undescribed_arguments_are_found():
+    assert undescribed_arguments(described) == ["another_one"]
+    assert undescribed_arguments(Constructed) == ["second"]
+    assert undescribed_arguments(Commented) == []
 
 
-def test_comments_of_fields_are_shown(api_reference):
-    api_reference.comments_to_docstrings(Commented)
+def test_comments_of_fields_are_shown():
+    comments_to_docstrings(Commented)
     members = pdoc.doc.Class("tests", "Commented", Commented, ("tests", "Commented")).members
     assert (members["width"].docstring, members["depth"].docstring) == ("Number of channels.", "")

@@ -8,8 +8,13 @@ import re
 import sys
 from pathlib import Path
 
+import compare
+import fast_paths
+import measuring
 import pytest
+import table_speed as speed
 import torch
+import translation
 from transformers import AutoTokenizer
 from user_errors import rejects
 
@@ -23,15 +28,8 @@ KINDS = ("float32", "bfloat16", "int8")
 TWO_MODELS = ["nmt_transformer:d_model=32", "marian:d_model=32", "--train-batch-size", "2", "--device", "cpu"]
 
 
-@pytest.fixture
-def script(repository, monkeypatch):
-    """Import a script of the folder by name."""
-    monkeypatch.syspath_prepend(repository / "scripts" / "benchmarks")
-    return importlib.import_module
-
-
-def test_compare_prints_ratios(script, capsys):
-    script("compare").main([*TWO_MODELS, *TINY, "--rounds", "2", "--generate-batch-size", "2", "--count"])
+def test_compare_prints_ratios(capsys):
+    compare.main([*TWO_MODELS, *TINY, "--rounds", "2", "--generate-batch-size", "2", "--count"])
     out = capsys.readouterr().out
     assert "one matmul of 1024 x 1024 matrices:" in out
     assert out.count("; as fast in every matmul: ") == 2 and out.count("\nmatmuls: ") == 2 and " GFLOP at " in out
@@ -45,24 +43,24 @@ def test_compare_prints_ratios(script, capsys):
     assert f"({platform.machine()}, {torch.backends.cpu.get_cpu_capability()}), 1 thread(s), torch " in out
 
 
-def test_compare_generates_with_weights_in_bfloat16_and_a_static_cache(script, capsys):
+def test_compare_generates_with_weights_in_bfloat16_and_a_static_cache(capsys):
     words = ["--modes", "generate", "--dtype", "bfloat16", "--static-cache", "--generate-batch-size", "2"]
-    script("compare").main(["nmt_transformer", "rnmt", *words, "--device", "cpu", *TINY])
+    compare.main(["nmt_transformer", "rnmt", *words, "--device", "cpu", *TINY])
     assert "generation, beam 4, batch 2, static cache: nmt_transformer / rnmt = " in capsys.readouterr().out
 
 
-def test_compare_against_another_version(script, repository, capsys):
+def test_compare_against_another_version(repository, capsys):
     folder = str(repository / "src/recnmt_hf/models")
     words = ["--modes", "train", "--train-batch-size", "1", "--device", "cpu", *TINY]
-    script("compare").main(["rnmt", "--against", folder, *words])
+    compare.main(["rnmt", "--against", folder, *words])
     assert f"training step, batch 1: rnmt / rnmt of {folder} = " in capsys.readouterr().out
     with pytest.raises(recnmt_hf.UserError, match="marian"):
-        script("compare").main([*words, "marian", "--against", folder])
+        compare.main([*words, "marian", "--against", folder])
 
 
-def test_fast_paths_are_timed(script, capsys, monkeypatch):
+def test_fast_paths_are_timed(capsys, monkeypatch):
     monkeypatch.setenv("RECNMT_FAST_PATHS", "auto")
-    script("fast_paths").main([*TINY, "--train-batch-size", "2", "--generate-batch-size", "1"])
+    fast_paths.main([*TINY, "--train-batch-size", "2", "--generate-batch-size", "1"])
     out = capsys.readouterr().out
     for path in (
         "packed weight",
@@ -83,9 +81,8 @@ def test_fast_paths_are_timed(script, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_counted_operations_are_those_of_the_equations(script, attention):
+def test_counted_operations_are_those_of_the_equations(attention):
     """Two operations for each weight and token, three times with the backward pass, and attention."""
-    compare = script("compare")
     config = NMTTransformerConfig.from_preset("tiny", vocab_size=50, d_model=32, scale_embedding=False)
     config._attn_implementation = attention
     model = NMTTransformerForConditionalGeneration(config)
@@ -100,30 +97,30 @@ def test_counted_operations_are_those_of_the_equations(script, attention):
     # Forward two matmuls; backward four, and the fused kernel recomputes the scores.
     expected = 6 * matmuls + 2 * pairs * {"eager": 2 + 4, "sdpa": 2 + 5}[attention]
     step = compare.training_step(model, torch.float32, 0.0)
-    work = script("measuring").count_operations(step, [batch, batch])
+    work = measuring.count_operations(step, [batch, batch])
     assert work.operations == 2 * expected and work.calls > 2 * 30 * layers and work[2:] == (0, 0)
-    assert script("measuring").count_operations(torch.tanh, [torch.zeros(3, 4), torch.zeros(2)]) == (0, 2, 14, 0)
-    assert script("measuring").count_operations(torch.sigmoid, [torch.zeros(3)]) == (0, 1, 0, 3)
+    assert measuring.count_operations(torch.tanh, [torch.zeros(3, 4), torch.zeros(2)]) == (0, 2, 14, 0)
+    assert measuring.count_operations(torch.sigmoid, [torch.zeros(3)]) == (0, 1, 0, 3)
 
 
-def test_the_other_scripts_run(script, tiny_folder, tmp_path, monkeypatch, capsys):
+def test_the_other_scripts_run(tiny_folder, tmp_path, monkeypatch, capsys):
     for name, words, message in (
         ("recurrent_layers", "--shapes 2x3 --width 8 --rounds 2", "onlstm, chunks of 8"),
         ("guided_alignment", f"nmt_transformer rnmt {' '.join(TINY)} --train-batch-size 2", "rnmt, guided alignment: "),
     ):
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *words.split()])
-        script(name).main()
+        importlib.import_module(name).main()
         assert message in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_table_of_translation_speed(script, tiny_folder, tmp_path, capsys):
+def test_table_of_translation_speed(tiny_folder, tmp_path, capsys):
     for name, text in (("source", "The dog sleeps.\nWe see a cat.\n"), ("references", "Der Hund.\nWir sehen.\n")):
         (tmp_path / name).write_text(text)
     files = ["--source", str(tmp_path / "source"), "--references", str(tmp_path / "references"), "--rounds", "1"]
     systems = ["--system", "teacher", str(tiny_folder), "2", "--system", "student", str(tiny_folder), "1"]
     outputs = ["--output", str(tmp_path / "rows.json"), "--csv", str(tmp_path / "rows.csv")]
-    script("translation").main([*files, *systems, *outputs, "--transformers", "--types", *KINDS])
+    translation.main([*files, *systems, *outputs, "--transformers", "--types", *KINDS])
     header, *rows = json.loads((tmp_path / "rows.json").read_text())
     engines = ("transformers' search", "recnmt_hf", "recnmt_hf", "recnmt_hf")
     kinds = ("float32", "float32", "bfloat16", "int8")
@@ -141,36 +138,36 @@ def test_table_of_translation_speed(script, tiny_folder, tmp_path, capsys):
     assert all(row["processor"] and float(row["speed"]) > 0 for row in read)
 
 
-def test_sentences_of_one_length(script, tiny_folder, tmp_path, capsys):
+def test_sentences_of_one_length(tiny_folder, tmp_path, capsys):
     (tmp_path / "source").write_text("The dog sleeps.\nA dog.\nWe see a dog sleep.\nThe cat sleeps.\n")
     (tmp_path / "references").write_text("Der Hund schläft.\nEin Hund.\nWir sehen ihn.\nDie Katze schläft.\n")
     files = ["--source", str(tmp_path / "source"), "--references", str(tmp_path / "references"), "--rounds", "1"]
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
     lengths = [len(tokenizer(line).input_ids) for line in (tmp_path / "source").read_text().splitlines()]
     words = [*files, "--system", "model", str(tiny_folder), "1", "--types", "float32", "--source-tokens"]
-    script("translation").main([*words, str(lengths[2])])
+    translation.main([*words, str(lengths[2])])
     assert f" {lengths.count(lengths[2])} sentences\n" in capsys.readouterr().out
     assert lengths.count(lengths[2]) < len(lengths)
 
 
 @pytest.mark.slow
-def test_speeds_are_predicted_from_counts(script, tiny_folder, tmp_path, capsys):
+def test_speeds_are_predicted_from_counts(tiny_folder, tmp_path, capsys):
     """What is measured twice is predicted as it was measured, and a copy does the work of its original."""
     (tmp_path / "source").write_text("The dog sleeps.\nWe see a cat.\n")
     words = ["--source", str(tmp_path / "source"), "--rounds", "1", "--types", "float32", "--count"]
     first, second, copy = (["--system", name, str(tiny_folder), beams] for name, beams in ("a3", "a1", "b3"))
-    script("translation").main([*words, *first, *second, *copy, "--output", str(tmp_path / "rows.json")])
+    translation.main([*words, *first, *second, *copy, "--output", str(tmp_path / "rows.json")])
     header, *rows = json.loads((tmp_path / "rows.json").read_text())
     work, predicted = header.index("GFLOP"), header.index("predicted")
     assert rows[0][work : work + 2] == rows[2][work : work + 2] != rows[1][work : work + 2]
     assert rows[0][predicted].split()[0] == rows[2][predicted].split()[0]
     assert all(row[predicted].endswith("(1.00x)") for row in rows[:2])
     with pytest.raises(recnmt_hf.UserError, match="a model of 'a' in float32 with two beam sizes"):
-        script("translation").main([*words, *first, *copy])
+        translation.main([*words, *first, *copy])
 
 
 @pytest.mark.slow
-def test_speeds_of_a_comparison(script, tiny_folder, tmp_path, monkeypatch, capsys):
+def test_speeds_of_a_comparison(tiny_folder, tmp_path, monkeypatch, capsys):
     """Every row is measured once, by the recipe of its evidence, and replaces earlier figures of the same hardware."""
     files = ["--source", str(tmp_path / "source"), "--target", str(tmp_path / "target")]
     for path in files[1::2]:
@@ -183,7 +180,6 @@ def test_speeds_of_a_comparison(script, tiny_folder, tmp_path, monkeypatch, caps
         recipe = {"model": {"type": kind, "preset": "tiny"}, "training": stages}
         (comparison / name).mkdir(parents=True)
         Evidence(recipe=recipe, tokenizer=tokenizer).save(comparison / name)
-    speed = script("table_speed")
     build_models, rank, widths = speed.build_models, speed.Translator.rank, set()
 
     def ends_at_once(*args):  # models whose best token is always the end of the sentence

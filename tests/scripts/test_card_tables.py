@@ -1,20 +1,12 @@
 """Tables of the hand-written cards: those of their files, and those of the papers."""
 
-import importlib
 import json
 
-import pytest
+import card_tables
 from pictures import check_pictures
 
 
-@pytest.fixture
-def card_tables(repository, monkeypatch):
-    """The script as a module."""
-    monkeypatch.syspath_prepend(repository / "scripts")
-    return importlib.import_module("card_tables")
-
-
-def test_cards_have_the_tables_of_their_files(repository, card_tables):
+def test_cards_have_the_tables_of_their_files(repository):
     """`python scripts/card_tables.py` changes nothing, and no file is nobody's."""
     named = set()
     for card in sorted((repository / "model_cards").glob("*.md")):
@@ -24,14 +16,14 @@ def test_cards_have_the_tables_of_their_files(repository, card_tables):
     assert named == {path.stem for path in (repository / "model_cards/evidence").glob("*.json")}
 
 
-def test_pictures_are_those_of_their_files(repository, card_tables, tmp_path):
+def test_pictures_are_those_of_their_files(repository, tmp_path):
     """`python scripts/card_tables.py` changes no picture either."""
     folder = repository / "model_cards/evidence"
     card_tables.draw_pictures(folder, tmp_path)
     check_pictures(tmp_path, folder)
 
 
-def test_tables_of_sweeps_and_of_rows(tmp_path, card_tables):
+def test_tables_of_sweeps_and_of_rows(tmp_path):
     run = {"seed": 1, "parameters": 1_690_000, "steps": 5, "validation": {"loss": 2.3333}, "p_values": {}}
     second = {**run, "p_values": {"set": 0.001}, "scores": {"set": {"bleu": 31.0}}, "values": {"row": "b | c"}}
     results = [{**run, "values": {"row": "a"}, "scores": {"set": {"bleu": 30.4321}}}, second]

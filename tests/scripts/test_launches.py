@@ -1,13 +1,9 @@
 """What a GPU has to launch, by `scripts/benchmarks/launches.py`."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 
 pytest.importorskip("triton", reason="Triton is not installed")
-sys.path.append(str(Path(__file__).parents[2] / "scripts" / "benchmarks"))
 from launches import count_decoding, count_training
 from named_models import build_model, parse_model
 

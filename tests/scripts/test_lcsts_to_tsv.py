@@ -1,7 +1,6 @@
 """The script that converts LCSTS; its files are read as a corpus."""
 
-import importlib.util
-
+import lcsts_to_tsv as script
 import pytest
 
 from recnmt_hf.data import Corpus
@@ -24,15 +23,7 @@ LCSTS = """<doc id=0>
 """
 
 
-@pytest.fixture(scope="module")
-def script(repository):
-    spec = importlib.util.spec_from_file_location("lcsts_to_tsv", repository / "scripts/lcsts_to_tsv.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
-
-
-def test_files_are_a_corpus(script, tmp_path):
+def test_files_are_a_corpus(tmp_path):
     path, tsv = tmp_path / "PART_II.txt", tmp_path / "part_2.tsv"
     expected = [("昨天新桥开放", "新桥开放"), ("苹果 贵", "贵")]
     for text, options, pairs in (
@@ -55,7 +46,7 @@ def test_files_are_a_corpus(script, tmp_path):
         (LCSTS.replace(">4<", ">four<"), 1),
     ],
 )
-def test_damaged_documents(script, tmp_path, text, line):
+def test_damaged_documents(tmp_path, text, line):
     path, tsv = tmp_path / "PART_I.txt", tmp_path / "part_1.tsv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=f"line {line}:"):

@@ -1,6 +1,5 @@
 """The notebooks: stored with their outputs, and running."""
 
-import importlib
 import os
 import re
 import socket
@@ -12,6 +11,8 @@ nbformat = pytest.importorskip("nbformat", reason="the extra notebooks is not in
 pytest.importorskip("nbclient", reason="the extra notebooks is not installed")
 pytest.importorskip("ipykernel", reason="the extra notebooks is not installed")
 pytest.importorskip("sentencepiece", reason="the extra notebooks is not installed")
+from execute import execute, make_marian  # noqa: E402
+
 
 NAMES = ("fine_tune", "look_inside", "own_variant")
 PICTURES = {"look_inside": 5}
@@ -22,13 +23,6 @@ LOCAL = re.compile(r"(?:^|[\s'\"(=])(?:/\w|[A-Z]:\\)|\b\d\d:\d\d\b|\b20\d\d-\d\d
 @pytest.fixture(scope="module")
 def folder(repository):
     return repository / "scripts/notebooks"
-
-
-@pytest.fixture
-def execute(folder, monkeypatch):
-    """The script as a module."""
-    monkeypatch.syspath_prepend(folder)
-    return importlib.import_module("execute")
 
 
 def code_cells(notebook):
@@ -68,13 +62,13 @@ def test_stored_outputs(folder, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_notebooks_run(folder, execute, tmp_path, monkeypatch, name):
+def test_notebooks_run(folder, tmp_path, monkeypatch, name):
     """With trainings of two steps and test sets of two sentences."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     settings = {"steps": 2, "sentences": 2}
     if name == "fine_tune":
-        settings["model"] = os.path.relpath(execute.make_marian(tmp_path / "marian", 1), tmp_path)
-    notebook = execute.execute(folder / f"{name}.ipynb", tmp_path, **settings)
+        settings["model"] = os.path.relpath(make_marian(tmp_path / "marian", 1), tmp_path)
+    notebook = execute(folder / f"{name}.ipynb", tmp_path, **settings)
     check_outputs(notebook, name)
     printed = "".join(output.get("text", "") for cell in code_cells(notebook) for output in cell.outputs)
     expected = {

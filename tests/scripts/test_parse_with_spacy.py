@@ -1,6 +1,6 @@
 """The script that writes trees with spaCy, run with a stand-in for spaCy; its files are read as a corpus."""
 
-import importlib.util
+import importlib
 import sys
 import types
 
@@ -31,17 +31,14 @@ def parse(text):
     return sentence
 
 
-def test_files_are_a_corpus(repository, tmp_path, monkeypatch):
+def test_files_are_a_corpus(tmp_path, monkeypatch):
     pipeline = types.SimpleNamespace(pipe=lambda texts: map(parse, texts))
     spacy = types.SimpleNamespace(load=lambda name, exclude: pipeline)
     monkeypatch.setitem(sys.modules, "spacy", spacy)
-    spec = importlib.util.spec_from_file_location("parse_with_spacy", repository / "scripts/parse_with_spacy.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
     (tmp_path / "a.en").write_text("The  dog sleeps.\n\n\u200b\nYes.\n")
     (tmp_path / "a.de").write_text("Der Hund schläft.\nLeer\nLeer\nJa.\n")
     words, trees = f"{tmp_path}/a.words.en", f"{tmp_path}/a.conllu"
-    script.main([f"{tmp_path}/a.en", words, trees, "--pipeline", "some_pipeline"])
+    importlib.import_module("parse_with_spacy").main([f"{tmp_path}/a.en", words, trees, "--pipeline", "some_pipeline"])
     pairs = list(load_pairs(Corpus(words, f"{tmp_path}/a.de", source_trees=trees), "en", "de", "skip"))
     assert [str(pair.source) for pair in pairs] == ["The dog sleeps .", "Yes ."]
     assert all(isinstance(pair.source, ParsedSentence) for pair in pairs)

@@ -1,12 +1,13 @@
 """The comparison of models: tables, ranking, CSV and plots from evidence, and what it rejects."""
 
 import csv
-import importlib
 import json
 import re
 import shutil
 
 import pytest
+import results
+from measures import gain_of, marks_of, scores_of
 from pictures import check_pictures
 from user_errors import rejects
 
@@ -22,13 +23,6 @@ PAGE = "".join(
     f"<!-- results: small {name} -->\nold\n<!-- end -->\n"
     for name in ("table", "lengths_set", "setup", "plots", "summary")
 )
-
-
-@pytest.fixture
-def results(repository, monkeypatch):
-    """The script as a module."""
-    monkeypatch.syspath_prepend(repository / "scripts")
-    return importlib.import_module("results")
 
 
 def translations(wrong):
@@ -114,7 +108,7 @@ def table_in(text, section):
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
 
-def test_everything_comes_from_the_evidence(results, root, capsys):
+def test_everything_comes_from_the_evidence(root, capsys):
     folder = root / "model_cards/evidence/small"
     results.main(["small", "--root", str(root), "--references", str(root / "data"), "--samples", "200"])
     text = (root / "model_cards/small.md").read_text()
@@ -164,7 +158,7 @@ def test_everything_comes_from_the_evidence(results, root, capsys):
     assert before == {path: path.read_bytes() for path in before} and capsys.readouterr().err == ""
 
 
-def test_missing_scores_are_named_and_stale_ones_ignored(results, root, capsys):
+def test_missing_scores_are_named_and_stale_ones_ignored(root, capsys):
     results.main(["small", "--root", str(root)])
     error = capsys.readouterr().err
     assert "scores of plain on set" in error and "gain of two* over plain on set" in error
@@ -184,7 +178,7 @@ def test_missing_scores_are_named_and_stale_ones_ignored(results, root, capsys):
         results.main(["small", "--root", str(root), "--references", str(root / "data")])
 
 
-def test_a_verdict_follows_from_the_translations(results, root):
+def test_a_verdict_follows_from_the_translations(root):
     """Three seeds with gains are a reproduction; with a control that gains as much, the cause is open."""
     folder, page = root / "model_cards/evidence/small", root / "model_cards/small.md"
     papers, rows = root / "scripts/recipes/rows/small_papers.yaml", root / "scripts/recipes/rows/small.yaml"
@@ -213,10 +207,8 @@ def test_a_verdict_follows_from_the_translations(results, root):
     assert found() == ("3", "not reproduced")
 
 
-def test_a_gain_by_length_alone_is_marked(results):
+def test_a_gain_by_length_alone_is_marked():
     """The longer output has fewer matching n-grams, and the smaller brevity penalty."""
-    from measures import gain_of, marks_of, scores_of
-
     references = [[f"the farmer number {i} invites the girl that the dog follows today" for i in range(40)]]
     short = [text.removesuffix(" that the dog follows today") for text in references[0]]
     longer = [text.replace("number", "No.") for text in references[0]]
@@ -252,7 +244,7 @@ def changed(path, *places, value):
         (("tests", 0, "scores"), {"rougeL": 1.0}, "has no", {}),
     ],
 )
-def test_runs_that_cannot_be_compared(results, root, places, value, code, details):
+def test_runs_that_cannot_be_compared(root, places, value, code, details):
     """One error with the file, and nothing is written."""
     path = root / "model_cards/evidence/small/on_lstm-2/evidence.json"
     changed(path, *places, value=value)
@@ -262,7 +254,7 @@ def test_runs_that_cannot_be_compared(results, root, places, value, code, detail
     assert not (root / "model_cards/evidence/small/table.csv").exists()
 
 
-def test_missing_and_damaged_files(results, root, monkeypatch, capsys):
+def test_missing_and_damaged_files(root, monkeypatch, capsys):
     folder = root / "model_cards/evidence/small"
     for name in ("on_lstm-1/evidence.json", "two-1/translations/set.de", "speed.json", "scores.json"):
         kept = (folder / name).read_text() if (folder / name).exists() else None
@@ -286,7 +278,7 @@ def test_missing_and_damaged_files(results, root, monkeypatch, capsys):
         results.main(["small", "--root", str(root)])
 
 
-def test_committed_files_are_those_of_the_evidence(results, repository, tmp_path, capsys):
+def test_committed_files_are_those_of_the_evidence(repository, tmp_path, capsys):
     """`python scripts/results.py NAME` changes nothing, also no plot, and needs no references."""
     for name in ("README.md", "model_cards", "scripts/recipes/rows"):
         source, copy = repository / name, tmp_path / name
