@@ -94,16 +94,21 @@ def m2m100(folder, pieces):
     return save(transformers.M2M100ForConditionalGeneration(config), tokenizer, folder)
 
 
-def nllb(folder, texts, legacy=False):
-    """NLLB-200: the model of M2M-100 and languages as `deu_Latn`; formerly at the end of the source."""
+def train_bpe(texts, pre_tokenizer, special, **settings):
+    """Return vocabulary and merges of a trained BPE model."""
     learned = Tokenizer(models.BPE(unk_token="<unk>"))
-    learned.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
-    trainer = trainers.BpeTrainer(vocab_size=160, special_tokens=special, show_progress=False)
+    learned.pre_tokenizer = pre_tokenizer
+    trainer = trainers.BpeTrainer(special_tokens=["<s>", "<pad>", "</s>", *special], show_progress=False, **settings)
     learned.train_from_iterator(texts, trainer)
     state = json.loads(learned.to_str())["model"]
-    merges = [tuple(merge) for merge in state["merges"]]
-    tokenizer = transformers.NllbTokenizer(vocab=state["vocab"], merges=merges, legacy_behaviour=legacy)
+    return {"vocab": state["vocab"], "merges": [tuple(merge) for merge in state["merges"]]}
+
+
+def nllb(folder, texts, legacy=False):
+    """NLLB-200: the model of M2M-100 and languages as `deu_Latn`; formerly at the end of the source."""
+    spaces = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    learned = train_bpe(texts, spaces, ["<unk>"], vocab_size=160)
+    tokenizer = transformers.NllbTokenizer(**learned, legacy_behaviour=legacy)
     config = transformers.M2M100Config(vocab_size=len(tokenizer), **SIZES)
     return save(transformers.M2M100ForConditionalGeneration(config), tokenizer, folder)
 
@@ -142,17 +147,9 @@ def t5(folder, pieces, kind="T5", tags=(), **settings):
 
 def bart(folder, texts):
     """BART: `<s>` is forced at the beginning of each translation; learned positions."""
-    learned = Tokenizer(models.BPE(unk_token="<unk>"))
-    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=330, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    learned.train_from_iterator(texts, trainer)
-    state = json.loads(learned.to_str())["model"]
-    merges = [tuple(merge) for merge in state["merges"]]
-    tokenizer = transformers.BartTokenizer(vocab=state["vocab"], merges=merges)
+    symbols = {"vocab_size": 330, "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    learned = train_bpe(texts, pre_tokenizers.ByteLevel(add_prefix_space=False), ["<unk>", "<mask>"], **symbols)
+    tokenizer = transformers.BartTokenizer(**learned)
     config = transformers.BartConfig(vocab_size=len(tokenizer), **SIZES)
     model = transformers.BartForConditionalGeneration(config)
     generation = {"decoder_start_token_id": 2, "forced_bos_token_id": 0, "forced_eos_token_id": 2}

@@ -1,13 +1,12 @@
 """Models of the page and a served page, shared by the tests of the browser and those without."""
 
-import json
 import shutil
 
 import pytest
 import torch
 
 import recnmt_hf
-from recnmt_hf.training.evidence import Evidence, TestScore
+from recnmt_hf.training.evidence import Evidence
 
 
 HOSTILE = '<img src=x onerror="alert(1)"><script>alert(2)</script>'
@@ -29,23 +28,6 @@ print("<b>code</b>")
 """
 
 
-def hostile_evidence():
-    score = TestScore(
-        name=f"news {HOSTILE}",
-        scores={"bleu": 12.345, f"<b>{HOSTILE}": 1.0},
-        signature=f"nrefs:1 {HOSTILE}",
-        sentences=40,
-        source_sha256="0",
-        reference_sha256="0",
-        decoding={"beams": 4, "length_penalty_type": "vaswani", "length_penalty": 0.6},
-        translations="translations/news.txt",
-        baseline=HOSTILE,
-        baseline_scores={"bleu": 11.0},
-        p_value=0.01,
-    )
-    return Evidence(languages=["en", HOSTILE], tests=[score], example=f"A dog sleeps. {HOSTILE}")
-
-
 @pytest.fixture(scope="session")
 def hostile():
     """HTML that would run a script."""
@@ -58,7 +40,7 @@ def plain_model(tiny_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("page") / "plain" / "model"
     shutil.copytree(tiny_folder, folder)
     (folder / "README.md").write_text(CARD)
-    hostile_evidence().save(folder)
+    Evidence(languages=["en", HOSTILE], example=f"A dog sleeps. {HOSTILE}").save(folder)
     return folder
 
 
@@ -71,6 +53,4 @@ def gret_model(tokenizer, tmp_path_factory):
     recnmt_hf.GRETForConditionalGeneration(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
-    settings = json.loads((folder / "generation_config.json").read_text())
-    assert "num_beams" not in settings
     return folder

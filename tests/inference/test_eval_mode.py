@@ -10,13 +10,7 @@ from ensembles import ensemble_of
 from named_models import build_model
 
 from recnmt_hf import Translator
-from recnmt_hf.analysis.global_state import global_state
-from recnmt_hf.analysis.recurrence import recurrence_attention
-from recnmt_hf.analysis.recurrent_positions import recurrent_positions
-from recnmt_hf.analysis.relations import relation_scores
 from recnmt_hf.analysis.sentences import run_encoder, run_pair
-from recnmt_hf.analysis.syntactic_distance import syntactic_distances
-from recnmt_hf.data.text import SentencePair
 from recnmt_hf.inference.backends.torch_model import eval_mode
 from recnmt_hf.inference.pipeline import TranslationPipeline
 from recnmt_hf.inference.translator import align_pairs
@@ -24,11 +18,9 @@ from recnmt_hf.inference.translator import align_pairs
 
 SOURCES = ["The dog sees the cat.", "We sleep."]
 TARGETS = ["Der Hund sieht die Katze.", "Wir schlafen."]
-PAIRS = [SentencePair(*pair) for pair in zip(SOURCES, TARGETS, strict=True)]
 SHORT = {"beams": 2, "max_new_tokens": 4}
 
-
-# Functions and methods that run a model, by module or class: family of the model, and a call.
+# What runs a model, by module or class: family of the model, and a call. `recnmt inspect` runs `sentences`.
 ENTRIES = {
     "Translator.__call__": ("biarn_transformer", lambda t: t(SOURCES, **SHORT)),
     "Translator.translate": ("rnmt", lambda t: list(t.translate(SOURCES, alignments=True, **SHORT))),
@@ -39,13 +31,8 @@ ENTRIES = {
         lambda t: TranslationPipeline(t.model, t.tokenizer, device="cpu")(SOURCES, **SHORT),
     ),
     "translator.align_pairs": ("nmt_transformer", lambda t: list(align_pairs(t, SOURCES, TARGETS))),
-    "global_state.global_state": ("gret", lambda t: global_state(t, *PAIRS[0])),
     "sentences.run_encoder": ("gret", lambda t: run_encoder(t, SOURCES[0])[0].last_hidden_state),
-    "sentences.run_pair": ("gret", lambda t: run_pair(t, *PAIRS[0])[0].logits),
-    "relations.relation_scores": ("rnmt", lambda t: relation_scores(t, SOURCES[0])),
-    "recurrence.recurrence_attention": ("biarn_transformer", lambda t: recurrence_attention(t, SOURCES[0])),
-    "recurrent_positions.recurrent_positions": ("rpe_transformer", lambda t: recurrent_positions(t, *PAIRS[0])),
-    "syntactic_distance.syntactic_distances": ("onlstm_transformer", lambda t: syntactic_distances(t, SOURCES[0])),
+    "sentences.run_pair": ("gret", lambda t: run_pair(t, SOURCES[0], TARGETS[0])[0].logits),
 }
 
 
@@ -80,10 +67,7 @@ def plain(value):
     """Convert a result to values that can be compared."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return value.tolist()
-    if dataclasses.is_dataclass(value):
-        return plain(dataclasses.astuple(value))
-    if isinstance(value, dict):
-        return {name: plain(each) for name, each in value.items()}
+    value = dataclasses.astuple(value) if dataclasses.is_dataclass(value) else value
     return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 

@@ -167,9 +167,8 @@ def test_translations_begin_with_their_prefix(translator, sentences, options):
         tokens = translator.encode_target(prefix).ids[:-1]
         assert each.hypotheses[0].tokens[: len(tokens)] == tokens
     if "generate" not in options:
-        alone = [
-            translator([s], [p], max_length_extra=8, **options)[0] for s, p in zip(sentences, prefixes, strict=True)
-        ]
+        pairs = zip(sentences, prefixes, strict=True)
+        alone = [translator([s], [p], max_length_extra=8, **options)[0] for s, p in pairs]
         assert [each.text for each in alone] == [each.text for each in found]
         assert [each.score for each in alone] == pytest.approx([each.score for each in found], abs=1e-4)
         free = translator([sentences[1], sentences[4]], max_length_extra=8, **options)
@@ -179,11 +178,10 @@ def test_translations_begin_with_their_prefix(translator, sentences, options):
 def test_forced_ends_do_not_depend_on_the_batch(translator):
     texts, end = ["a", "a b c d e f g"], translator.model.config.eos_token_id
     options = {"beams": 1, "max_length_extra": 3, "generate": {"forced_eos_token_id": end}}
-    together = translator(texts, **options)
-    assert [one.hypotheses[0].tokens for one in together] == [
-        translator(text, **options)[0].hypotheses[0].tokens for text in texts
-    ]
-    assert all(one.hypotheses[0].finished for one in together)
+    together = [one.hypotheses[0] for one in translator(texts, **options)]
+    alone = [translator(text, **options)[0].hypotheses[0] for text in texts]
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    assert all(one.finished for one in together)
 
 
 def test_names_of_transformers_are_converted():

@@ -12,6 +12,7 @@ from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference import DecodingOptions
 from recnmt_hf.inference import search as search_module
 from recnmt_hf.inference.backends import torch_model
+from recnmt_hf.inference.devices import WIDE_LAYER, Int8Linear, Int8RecurrentLayer, has_wide_product, quantize_model
 from recnmt_hf.inference.search import ModelRows, best_continuations
 from recnmt_hf.models.seq2seq_outputs import CACHE
 
@@ -170,8 +171,6 @@ def test_int8_weights(tiny_folder, corpus, translator):
     Log-probabilities are nearly equal for every family; the original model does not change, and the fast paths of the
     copy find the layers that they read.
     """
-    from recnmt_hf.inference.devices import quantize_model
-
     sources, targets = zip(*[(pair.en, pair.de) for pair in corpus["test"][:4]], strict=True)
     before = [each.log_prob for each in translator.score(sources, targets)]
     other = recnmt_hf.Translator(translator.model, translator.tokenizer, check=False)
@@ -190,8 +189,6 @@ def test_int8_weights(tiny_folder, corpus, translator):
 @pytest.mark.parametrize("family", ["rnmt", "vrnmt", "gcn_rnmt"])
 @pytest.mark.parametrize("decoder_type", ["conditional_gru", "rnnsearch"])
 def test_int8_steps_of_recurrent_decoders(tokenizer, corpus, family, decoder_type):
-    from recnmt_hf.inference.devices import Int8Linear, Int8RecurrentLayer, quantize_model
-
     torch.manual_seed(3)
     model = build_model(family, "tiny", len(tokenizer), {"d_model": 32, "decoder_type": decoder_type})
     quantized = quantize_model(model)
@@ -202,22 +199,14 @@ def test_int8_steps_of_recurrent_decoders(tokenizer, corpus, family, decoder_typ
     assert recurrence.is_fast() and {type(layer) for layer in recurrence.step_layers.values()} == {Int8Linear}
     assert ("state" in recurrence.step_layers) == (decoder_type == "conditional_gru")
     assert not any("step_layers" in name for name in model.state_dict())
-    pairs = corpus["test"][:4]
-    targets = [pair.de for pair in pairs]
-    scores = [
-        [
-            each.log_prob
-            for each in recnmt_hf.Translator(one, tokenizer, check=False).score([p.en for p in pairs], targets)
-        ]
-        for one in (model, quantized)
-    ]
-    assert scores[0] == pytest.approx(scores[1], rel=0.02) and scores[0] != scores[1]
+    sources, targets = zip(*[(pair.en, pair.de) for pair in corpus["test"][:4]], strict=True)
+    translators = [recnmt_hf.Translator(one, tokenizer, check=False) for one in (model, quantized)]
+    expected, found = ([one.log_prob for one in each.score(sources, targets)] for each in translators)
+    assert expected == pytest.approx(found, rel=0.02) and expected != found
 
 
 def test_int8_layers_do_not_overflow():
     """The largest sums that 8-bit numbers can have are exact within the rounding of inputs and weights."""
-    from recnmt_hf.inference.devices import quantize_model
-
     layer = torch.nn.Linear(64, 32, bias=False)
     with torch.no_grad():
         layer.weight.fill_(0.5)[::2].neg_()
@@ -229,8 +218,6 @@ def test_int8_layers_do_not_overflow():
 @pytest.mark.parametrize("bias", [False, True])
 def test_wide_int8_layers(monkeypatch, bias):
     """oneDNN's matmul of many rows equals that of torch's dynamic layers."""
-    from recnmt_hf.inference.devices import WIDE_LAYER, has_wide_product, quantize_model
-
     if not has_wide_product():
         pytest.skip("needs oneDNN and a processor with sums of 8-bit numbers in 32 bits")
     torch.manual_seed(0)

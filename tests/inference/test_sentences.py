@@ -136,13 +136,10 @@ def test_scores_and_test_sets_do_not_split_lines(translator, sentences, tmp_path
     monkeypatch.setattr(translator, "search", observed)
     options = DecodingOptions(**OPTIONS)
     score, found, _ = score_test_set(translator, "set", [text], [["Ja."]], "de", options, TextScorer())
-    assert seen == [whole]
-    assert "split_sentences" not in score.decoding and found == [
-        translator(text, split_sentences="never", **OPTIONS)[0].text
-    ]
-    assert translator.score([text], ["Ja."])[0].log_prob == pytest.approx(
-        sum(translator.score_tokens([whole], [translator.encode_target("Ja.")])[0]), abs=1e-9
-    )
+    assert seen == [whole] and "split_sentences" not in score.decoding
+    assert found == [translator(text, split_sentences="never", **OPTIONS)[0].text]
+    expected = sum(translator.score_tokens([whole], [translator.encode_target("Ja.")])[0])
+    assert translator.score([text], ["Ja."])[0].log_prob == pytest.approx(expected, abs=1e-9)
 
 
 def test_tokens_of_a_split_text_are_not_scored(tiny_folder, tmp_path, capsys):
@@ -151,9 +148,8 @@ def test_tokens_of_a_split_text_are_not_scored(tiny_folder, tmp_path, capsys):
     for choice, code in (("auto", 2), ("never", 0)):
         records = tmp_path / f"{choice}.jsonl"
         # A random model does not end its translations.
-        assert (
-            main([*words, "-o", str(records), "--split-sentences", choice, "--generate", "forced_eos_token_id=2"]) == 0
-        )
+        ending = ["--split-sentences", choice, "--generate", "forced_eos_token_id=2"]
+        assert main([*words, "-o", str(records), *ending]) == 0
         assert main(["score", str(tiny_folder), "--jsonl", str(records)]) == code
     assert "has the tokens of several sentences," in capsys.readouterr().err
 
@@ -195,7 +191,4 @@ def silent(translator, monkeypatch):
 def test_a_call_warns_once(silent, warnings):
     list(silent.translate([LONG, "We sleep."] * 7, buffer=3))
     assert len(warnings) == 1
-    expected = (
-        "7 of 14 translations have less than a quarter of their source's letters (sentence numbers: 1, 3, 5, 7, 9, ...)"
-    )
-    assert warnings[0].startswith(expected)
+    assert warnings[0].startswith("7 of 14 ") and "(sentence numbers: 1, 3, 5, 7, 9, ...)" in warnings[0]

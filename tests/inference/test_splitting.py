@@ -30,7 +30,8 @@ def test_sentences_are_cut_near_the_middle(text, limit, parts):
     ("language", "text", "parts"),
     [
         ("en", "Dr. Smith paid 3.50 dollars. He left.", [("", "Dr. Smith paid 3.50 dollars."), (" ", "He left.")]),
-        ("de", "Am 3. Mai kam z. B. er. Was nun?", [("", "Am 3. Mai kam z. B. er."), (" ", "Was nun?")]),
+        ("deu_Latn", "Am 3. Mai kam z. B. er. Was nun?", [("", "Am 3. Mai kam z. B. er."), (" ", "Was nun?")]),
+        ("fi-FI", "Hän syntyi 3. toukokuuta. Hän lähti.", [("", "Hän syntyi 3. toukokuuta."), (" ", "Hän lähti.")]),
         ("zh-CN", "今天好。明天好！后天？", [("", "今天好。"), (" ", "明天好！"), (" ", "后天？")]),
         ("ja", "今日は。\u3000明日は。", [("", "今日は。"), (" ", "明日は。")]),
         (None, "One. Deux! ¿Tres? 四。", [("", "One."), (" ", "Deux!"), (" ", "¿Tres?"), (" ", "四。")]),
@@ -43,22 +44,8 @@ def test_sentences_are_cut_near_the_middle(text, limit, parts):
 )
 def test_sentences_of_a_text(language, text, parts):
     assert split_sentences(text, language) == parts
-    assert (
-        join_texts([part for _, part in parts], [separator for separator, _ in parts]).split() == text.split()
-        or "。" in text
-    )
-
-
-@pytest.mark.parametrize(
-    ("codes", "text"),
-    [
-        ("de deu ger deu_Latn de_DE de-AT DE >>deu<< <2de>", "Am 3. Mai kam Dr. Meier. Er ging."),
-        ("ru rus rus_Cyrl ru_RU", "В 1999 г. он жил на ул. Ленина. Потом уехал."),
-        ("fi fin fin_Latn fi_FI", "Hän syntyi 3. toukokuuta. Hän lähti."),
-    ],
-)
-def test_rules_are_those_of_the_language_in_every_form_of_its_code(codes, text):
-    assert [len(split_sentences(text, code)) for code in codes.split()] == [2] * len(codes.split())
+    separators, sentences = zip(*parts, strict=True) if parts else ([], [])
+    assert join_texts(sentences, separators).split() == text.split() or "。" in text
 
 
 def test_hypotheses_of_parts_are_joined_rank_by_rank():
