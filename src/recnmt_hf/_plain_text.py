@@ -49,11 +49,7 @@ def on_one_line(text: str) -> str:
 def encode_plain(
     tokenizer: PreTrainedTokenizerBase, text: str | Sequence[str], is_target: bool = False, **kwargs: Any
 ) -> BatchEncoding:
-    """
-    Encode a text or a batch of texts without truncation. `</s>`, `<pad>` and the like in a text are ordinary
-    characters: only the tokenizer itself adds control tokens. With `is_target` the text is a translation, which some
-    tokenizers treat differently.
-    """
+    """Encode texts (with `is_target` translations) without truncation; `</s>` in a text is ordinary characters."""
     texts = {"text_target": text} if is_target else {"text": text}
     return tokenizer(**texts, truncation=False, verbose=False, split_special_tokens=True, **kwargs)
 

@@ -15,10 +15,7 @@ Curve = Sequence[Mapping[str, Any]]
 
 
 def curve_of_run(path: str | Path) -> Curve:
-    """
-    Return the curve of a run from the log of its newest checkpoint, or from the evidence of its finished model.
-    `UserError` if the folder has no run, or the run has not logged anything yet.
-    """
+    """Return the curve of a run from its newest checkpoint, or from its finished model; `UserError` without any."""
     path = Path(path)
     newest = newest_checkpoint(path) or newest_checkpoint(path / BASELINE)
     curve: Curve = curve_of(state_of(newest).get("log_history", [])) if newest is not None else []

@@ -42,10 +42,7 @@ class GlobalState:
 
 
 def global_state(translator: Translator, sentence: str, translation: str | None = None) -> GlobalState:
-    """
-    Compute the global state of a sentence and its translation (by default the model's own) with a GRET. `UserError` if
-    the model has no global representation, or a text is blank.
-    """
+    """Compute the global state of a sentence and its translation, by default the model's; `UserError` without."""
     config = translator.inspected_model().config
     if not getattr(config, "use_global_state", False) or not (config.global_capsule or config.global_gate):
         remedy = "Use a gret with use_global_state=true and global_capsule or global_gate."

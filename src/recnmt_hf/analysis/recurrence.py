@@ -21,10 +21,7 @@ class RecurrenceAttention:
 
 
 def recurrence_attention(translator: Translator, sentence: str, layer: int = 0) -> RecurrenceAttention:
-    """
-    Encode a sentence with a BiARN model and return the attention of the steps in a layer of the recurrence encoder.
-    `UserError` if it has no attentive recurrence encoder or no such layer, or the sentence is blank.
-    """
+    """Return the attention of the steps in a layer of a BiARN's recurrence encoder; `UserError` if there is none."""
     encoded, tokens = run_encoder(translator, sentence)
     attentions = getattr(encoded, "recurrence_attentions", None)
     if attentions is None:

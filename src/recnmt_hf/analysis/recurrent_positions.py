@@ -46,10 +46,7 @@ def cosines(vectors: torch.Tensor) -> np.ndarray:
 
 @torch.no_grad()
 def recurrent_positions(translator: Translator, sentence: str, translation: str | None = None) -> list[SidePositions]:
-    """
-    Compute the similarities for a sentence and its translation (by default the model's own), for each side with a
-    recurrence, source first (Chen et al., 2019, Eq. 6). `UserError` if there is none, or a text is blank.
-    """
+    """Compute the similarities for each side with a recurrence; the translation defaults to the model's own."""
     model = translator.inspected_model()
     outputs, source, target = run_pair(translator, sentence, translation)
     shifted = shift_right(model, torch.tensor([target.ids]), [target])[0].tolist()
@@ -103,10 +100,7 @@ def similarities_by_distance(path: str | Path, sides: Sequence[SidePositions]) -
 def inspect_positions(
     translator: Translator, sentence: str, output: str | None = None, target: str | None = None
 ) -> str:
-    """
-    Return the similarities by distance as a table, or plot them by distance and as heat maps of all pairs and return a
-    summary.
-    """
+    """Return the similarities by distance as a table, or plot them, with all pairs, and return a summary."""
     sides = recurrent_positions(translator, sentence, target)
     if output is None:
         rows = [["side", "distance", "pairs", "position", "recurrent", "least", "largest"]]

@@ -56,10 +56,7 @@ def run_encoder(translator: Translator, sentence: str) -> tuple[Any, list[str]]:
 
 
 def run_pair(translator: Translator, sentence: str, translation: str | None) -> tuple[Any, Tokens, Tokens]:
-    """
-    Run a model on a sentence and its translation (by default its own). Return the outputs with
-    `output_attentions=True`, and the tokens of source and target.
-    """
+    """Run a model on a sentence and a translation (default: its own); return outputs with attentions, and tokens."""
     check_not_blank("sentence", sentence)
     model = translator.inspected_model()
     if translation is None:

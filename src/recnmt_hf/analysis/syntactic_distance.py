@@ -27,10 +27,7 @@ class SyntacticDistances:
     distances: np.ndarray
 
     def of(self, layer: int = -1, direction: str = "forward") -> np.ndarray:
-        """
-        Return the distances of one layer, counted from 0 (-1: the top one), in one direction. `UserError` if the layer
-        or the direction does not exist.
-        """
+        """Return the distances of a layer (-1: the top one) in a direction; `UserError` if one does not exist."""
         check_value("direction", direction, Literal[DIRECTIONS[: self.distances.shape[2]]])
         if layer != -1:
             check_index("layer", layer, len(self.distances))
@@ -72,10 +69,7 @@ def nodes(tree: Tree) -> list[tuple[float, int, list[float]]]:
 
 
 def syntactic_distances(translator: Translator, sentence: str) -> SyntacticDistances:
-    """
-    Encode a sentence with an onlstm_transformer and return the distances. `UserError` if the model has no ON-LSTM
-    layers, or the sentence is blank.
-    """
+    """Encode a sentence with an onlstm_transformer and return the distances; `UserError` without ON-LSTM layers."""
     config = translator.inspected_model().config
     if "onlstm" not in getattr(config, "encoder_layer_types", ()):
         raise lacks(config, "ON-LSTM layers", 'Use one with "onlstm" in encoder_layer_types.')

@@ -163,10 +163,7 @@ class Progress:
 
 
 def split_into_segments(translator: Translator, text: str, options: DecodingOptions, limits: Limits) -> list[Segment]:
-    """
-    Split a text into sentences, and long sentences into parts. A model for summaries takes it as a whole. A
-    target language or an instruction at the beginning of the text applies to all sentences.
-    """
+    """Split a text into sentences and parts, all with its opening (a target language); not for summaries."""
     if is_blank(text):
         return []
     if translator.task.summarizes:

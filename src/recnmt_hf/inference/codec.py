@@ -52,15 +52,11 @@ class EncodedPair(NamedTuple):
 
 
 class Codec:
-    """
-    Turns text into the token ids that a model reads, and the token ids that it writes into text. Tokenizers, settings
-    and length limits are those of a backend. `source_lang` and `target_lang` are the languages of texts whose options
-    do not name any.
-    """
+    """Turns text into the token ids that a model reads, and the token ids that it writes into text."""
 
     def __init__(self, backend: Backend, task: ModelTask):
         self.backend, self.tokenizers = backend, backend.tokenizers
-        self.source_lang: str | None = None
+        self.source_lang: str | None = None  # languages of texts whose options do not name any
         self.target_lang: str | None = None
         self.trees = self.tokenizers.tree_encoder(self.model.config)
         self.reads_trees = tree_options(self.model.config) is not None
@@ -179,10 +175,7 @@ class Codec:
     def encode_target(
         self, target: str | Sequence[int], direction: Direction | None = None, place: str = "The translation"
     ) -> Tokens:
-        """
-        Return the tokens of a translation, with what the model is given of them: of a text (in which `</s>` and the
-        like are text) with an end token; token ids as they are. `UserError` for ids that do not exist.
-        """
+        """Return the tokens of a translation: a text's with an end token, ids as they are; reject unknown ids."""
         direction, adds = direction or self.direction(), not self.languages.names_targets
         if isinstance(target, str):
             ids = encode_text(self.tokenizers.target, check_text(target, place), adds, adds)
@@ -205,10 +198,7 @@ class Codec:
         places: Sequence[str] | None = None,
         with_words: bool = False,
     ) -> list[EncodedPair]:
-        """
-        Encode sources with their translations, `with_words` if both are text. Other arguments and errors are those of
-        [`Translator.score`].
-        """
+        """Encode sources with translations, `with_words` if both are text; others as of [`Translator.score`]."""
         refuse_text(sources=sources, translations=targets)
         source_limit, target_limit = self.backend.limits
         # The decoder does not read the last target token.

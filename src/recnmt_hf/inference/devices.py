@@ -35,10 +35,7 @@ def resolve_device(device: Device = None) -> torch.device:
 
 
 def keep_freed_memory() -> None:
-    """
-    Let glibc keep the large blocks that steps of training and decoding free and allocate again, instead of returning
-    them to the system. Clearing their pages takes a quarter of a small model's training step on the CPU.
-    """
+    """Let glibc keep freed blocks: clearing their pages anew takes a quarter of a small model's training step."""
     trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
     with suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
@@ -159,10 +156,7 @@ def add_step_layers(recurrence: Any) -> None:
 
 
 class Int8RecurrentLayer(nn.Module):
-    """
-    A [`RecurrentLayer`] with one matmul in int8 for all its inputs. The recurrent matmul stays in float32, because its
-    errors would add up from step to step: in int8 it cost RNMT 0.7 BLEU.
-    """
+    """A [`RecurrentLayer`] with its input matmul in int8; a recurrent one adds up errors, which cost RNMT 0.7 BLEU."""
 
     def __init__(self, layer: RecurrentLayer):
         super().__init__()

@@ -64,17 +64,13 @@ def load_backend(
 def load_model(
     path: Any, device: Device = None, dtype: Any = None, check: bool = True, **kwargs: Any
 ) -> PreTrainedModel:
-    """
-    Load an encoder-decoder in evaluation mode; arguments and errors as of `Translator.from_pretrained`. `check` rejects
-    weights that are missing, unexpected or of the wrong shape. Code in the files of the model runs only with
-    `trust_remote_code`, without a prompt.
-    """
+    """Load an encoder-decoder in evaluation mode; arguments and errors as of [`Translator.from_pretrained`]."""
     path, device = folder_of_model(path), resolve_device(device)
     if looks_local(path):
         check_folder(path)
     if sys.stderr is None or not sys.stderr.isatty():
         logging.disable_progress_bar()
-    kwargs = {"trust_remote_code": False, **kwargs, "use_safetensors": True}
+    kwargs = {"trust_remote_code": False, **kwargs, "use_safetensors": True}  # without a prompt
     if dtype not in (None, "fastest"):
         kwargs["dtype"] = dtype
     with explained_loading(path):

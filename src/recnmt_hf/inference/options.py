@@ -166,11 +166,7 @@ def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
 
 
 def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """
-    Translate transformers' names of options into fields of [`DecodingOptions`]: `num_beams`, `num_return_sequences`,
-    `max_new_tokens`, `max_length`, `src_lang`, `tgt_lang`; any other name of `GenerationConfig` is a key of `generate`.
-    Names of fields stay. `UserError` for unknown names, and for options that are given twice.
-    """
+    """Translate transformers' names of options into fields of [`DecodingOptions`]; reject unknown and repeated ones."""
     own, passed_on = options_of(DecodingOptions), {*names_of_generate(), *PYTHON_ARGUMENTS}
     given_fields(changes, {*own, *ALIASES, *passed_on, "max_new_tokens", "max_length"})
     options: dict[str, Any] = {}
@@ -190,10 +186,7 @@ def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decoding_options(options: DecodingOptions | None, changes: Mapping[str, Any]) -> DecodingOptions:
-    """
-    Return options (`None`: the default ones) with changes, named as for [`convert_option_names`]. Single settings of
-    `generate` are added to those of the options; `generate` itself replaces them.
-    """
+    """Return options with changes by any name; settings of `generate` are added, `generate` itself replaces all."""
     converted = convert_option_names(changes)
     if options is None:
         return DecodingOptions(**converted)

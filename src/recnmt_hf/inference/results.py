@@ -179,9 +179,6 @@ def choose_attention(
 
 
 def links_of_matrix(matrix: np.ndarray) -> list[tuple[int, int]]:
-    """
-    Return for each row of a [`word_matrix`] a link to the column of largest attention, as (source, target) positions
-    from 0. There is none to the last column, the source's end token, and none for a row of zeros.
-    """
+    """Link each row of a [`word_matrix`] to its largest column, as (source, target); not to the last, nor zeros."""
     end = matrix.shape[1] - 1
     return [(int(best), j) for j, best in enumerate(matrix.argmax(axis=1)) if best < end and matrix[j].any()]

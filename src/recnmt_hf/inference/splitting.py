@@ -21,10 +21,7 @@ CUTS = (r"[.!?;:,]\s+|[。！？；：，、]\s*", r"\s+", r".")
 
 
 def split_text(text: str, limit: int, length: Callable[[str], int], separator: str = "") -> list[tuple[str, str]]:
-    """
-    Split a text near its middle until all parts are within `limit`, as measured by `length`. Return each part behind
-    the text that joins its translation to the one before, `separator` for the first.
-    """
+    """Split a text near its middle into parts within `limit`, each behind the text that joins it to the one before."""
     if length(text) <= limit or len(text) < 2:
         return [(separator, text)]
     for pattern in CUTS:
@@ -37,10 +34,7 @@ def split_text(text: str, limit: int, length: Callable[[str], int], separator: s
 
 
 def split_sentences(text: str, language: str | None = None) -> list[tuple[str, str]]:
-    """
-    Split a text into its sentences by the rules of a language, a related one, or general ones, and at line breaks.
-    Return each sentence behind the text that joins it to the one before.
-    """
+    """Split a text by the rules of a language, and at line breaks; each sentence is behind the text that joins it."""
     code = main_language(language or "")
     # The splitter fails on white space of several bytes.
     plain = re.sub(r"\s", " ", text)
@@ -89,10 +83,7 @@ def join_texts(parts: Sequence[str], separators: Sequence[str]) -> str:
 def join_pieces(
     pieces: Sequence[Sequence[Hypothesis]], penalty: float, separators: Sequence[str], lengths: Sequence[int] = ()
 ) -> list[Hypothesis]:
-    """
-    Join the hypotheses of the parts of a text rank by rank, so that the first one is that of a search for one
-    hypothesis. Alignments are shifted by the `lengths` of the parts, their source tokens without control tokens.
-    """
+    """Join hypotheses of parts rank by rank; `lengths` of their sources, without control tokens, shift alignments."""
     joined = []
     for parts in zip(*pieces, strict=True):
         log_prob, finished = sum(part.log_prob for part in parts), all(part.finished for part in parts)

@@ -58,10 +58,7 @@ class Backend(ABC):
         """Return the log-probability of every target token, one list per target."""
 
     def attention(self, sources: TokenRows, targets: TokenRows) -> tuple[torch.Tensor, ...]:
-        """
-        Return the cross-attention under teacher forcing, per decoder layer `(batch_size, num_heads, target_length,
-        source_length)`. Row j belongs to the step that predicts target token j.
-        """
+        """Return the cross-attention of each layer `(batch, heads, target_length, source_length)`; row j predicts j."""
         self.inspected_model()
         raise NotImplementedError
 

@@ -50,11 +50,7 @@ _users: Counter[nn.Module] = Counter()
 
 @contextmanager
 def eval_mode(*models: nn.Module) -> Iterator[None]:
-    """
-    Put models into evaluation mode and disable gradients. At the end every submodule returns to its own mode, also
-    after an error. Blocks may be nested, and several threads may share a model: the last block restores it. A generator
-    must not yield inside the block.
-    """
+    """Run models in evaluation mode without gradients, nested and in threads; no generator may yield inside."""
     with _lock:
         switched = [module for model in models for module in model.modules() if module.training or module in _users]
         _users.update(switched)
@@ -73,10 +69,7 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
 
 
 class TorchBackend(Backend):
-    """
-    Runs an encoder-decoder of this package or of transformers. With `check`, weights that are not finite and tokenizers
-    of other models are rejected.
-    """
+    """Runs an encoder-decoder of this package or of transformers; `check` rejects other tokenizers and NaN weights."""
 
     needs_own_search = False  # whether the search of transformers cannot replace ours
     returns_no_attention = False  # whether the model's attention was found to return no weights
@@ -274,10 +267,7 @@ class EnsembleRows(ModelRows):
 
 
 class EnsembleBackend(TorchBackend):
-    """
-    Runs two or more models of one vocabulary, in PyTorch or ONNX. The `generate` of the first one prepares the search,
-    in which all of them compute the next tokens.
-    """
+    """Runs models of one vocabulary, in PyTorch or ONNX: `generate` of the first prepares the search of all of them."""
 
     kind = "part of an ensemble"
     needs_own_search = True
