@@ -78,17 +78,3 @@ def test_what_could_do_harm_is_listed(repository, pattern):
     new, stale = sorted(found - LISTED[pattern].keys()), sorted(LISTED[pattern].keys() - found)
     assert not new, f"{new}: use something safe, or list it with the reason why it does no harm"
     assert not stale, f"{stale}: no longer there; take it off the list"
-
-
-@pytest.mark.parametrize(
-    ("pattern", "text"),
-    [
-        *((RUNS, text) for text in ("exec(x)", "eval(x)", "import pickle", "from ctypes import cdll", "os.execv(x)")),
-        *((RUNS, text) for text in ("torch.load(x)", "from torch import load", "yaml.load(x)", "yaml.UnsafeLoader")),
-        *((SENDS, text) for text in ("import requests", "from urllib.request import urlopen", "x.push_to_hub()")),
-        *((TRUSTS, f"trust_remote_code{text}") for text in ("=True", ": bool = True", '"] = x', '": settings["x"]')),
-    ],
-)
-def test_a_new_place_is_found(pattern, text):
-    harmless = "model.eval() re.compile(x) os.path yaml.safe_load(x) np.array(x) trust_remote_code=args.x"
-    assert pattern.search(text) and not pattern.search(harmless)

@@ -9,7 +9,7 @@ from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf import Translator
-from recnmt_hf.analysis.global_state import global_state
+from recnmt_hf.analysis.global_state import global_state, inspect_global_state
 from recnmt_hf.analysis.plots import heat_maps
 from recnmt_hf.analysis.recurrence import inspect_attention, recurrence_attention
 from recnmt_hf.analysis.recurrent_positions import SidePositions, recurrent_positions
@@ -283,7 +283,7 @@ def test_layers_heads_and_directions_that_do_not_exist(translators, wrong):
     distances = syntactic_distances(translators["ONLSTMTransformer"], SENTENCE)
     for choose in (
         lambda: recurrence_attention(translators["BiARNTransformer"], SENTENCE, layer=wrong),
-        lambda: global_state(translators["GRET"], SENTENCE, TRANSLATION).to_tsv(wrong),
+        lambda: inspect_global_state(translators["GRET"], SENTENCE, layer=wrong),
         lambda: distances.of(wrong),
         lambda: relation_scores(translators["RNMT"], SENTENCE, wrong),
     ):

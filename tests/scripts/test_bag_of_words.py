@@ -74,24 +74,15 @@ def test_vectors_of_sentences(gret):
     assert left_padded["last"].tolist() == [[6, 7, 8]] and left_padded["average"].tolist() == [[4.5, 5.5, 6.5]]
 
 
-def test_the_program(tmp_path, capsys, corpus):
-    lines = [pair.en for pair in corpus["train"][:30]]
-    tokenizer = train_tokenizer(lines, "word", 100)
-    fields = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
-    model = build_model("rnmt", "tiny", len(tokenizer), fields)
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    for side in ("en", "de"):
-        (tmp_path / f"a.{side}").write_text("".join(f"{line}\n" for line in lines))
-    pair = [str(tmp_path / "a.en"), str(tmp_path / "a.de")]
-    words = [str(tmp_path / "model")]
+def test_the_program(tmp_path, capsys, corpus, tiny_folder, tokenizer):
+    (tmp_path / "a").write_text("".join(f"{pair.en}\n" for pair in corpus["train"][:30]))
+    words = [str(tiny_folder)]
     for split in ("train", "validation", "test"):
-        words += [f"--{split}", *pair]
+        words += [f"--{split}", str(tmp_path / "a"), str(tmp_path / "a")]
     results = tmp_path / "out.json"
     main([*words, "--epochs", "2", "--sentences", "20", "--json", str(results)])
     table = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    vocabulary = len(tokenizer)
-    assert table[0][:2] == ["state", "dim"] and table[0][2] == f"top-{scaled_tops([200], vocabulary)[0]}"
+    assert table[0][:2] == ["state", "dim"] and table[0][2] == f"top-{scaled_tops([200], len(tokenizer))[0]}"
     assert [row[0] for row in table[1:]] == ["frequency", "last", "average"]
     record = json.loads(results.read_text())
     assert [f"{100 * each['precision'][table[0][2][4:]]:.2f}" for each in record] == [row[2] for row in table[1:]]

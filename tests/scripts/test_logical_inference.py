@@ -32,9 +32,6 @@ def recipe_file(folder, models=None, epochs=2):
     return path
 
 
-# -- recipes -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_shipped_recipe(repository):
     """Figure 1's four encoders in the papers' setting."""
     path = repository / "scripts/recipes/logic/logical_inference.yaml"

@@ -169,11 +169,8 @@ def test_missing_scores_are_named_and_stale_ones_ignored(root, capsys):
     file.write_text(file.read_text().replace("girl", "boy", 1))
     results.main(["small", "--root", str(root)])
     error = capsys.readouterr().err
-    assert (
-        "scores of two* on set" in error
-        and "gain of two* over plain on set" in error
-        and "scores of plain" not in error
-    )
+    assert "scores of two* on set" in error and "gain of two* over plain on set" in error
+    assert "scores of plain" not in error
     with rejects("set", field=str(file.parents[1])):
         results.main(["small", "--root", str(root), "--references", str(root / "data")])
 
@@ -231,24 +228,21 @@ def changed(path, *places, value):
 
 
 @pytest.mark.parametrize(
-    ("places", "value", "code", "details"),
+    ("places", "value", "words"),
     [
-        (("training", "steps"), 300, "but", {"name": "steps", "other": "plain-1"}),
-        (("recipe", "training", "max_tokens"), 65, "but", {"name": "training.max_tokens"}),
-        (("data", "training_pairs"), 41, "but", {"name": "data"}),
-        (("tests", 0, "signature"), "x", "but", {"name": "signature of set"}),
-        (("tests", 0, "decoding", "beams"), 5, "but", {"name": "decoding of set"}),
-        (("model", "parameters"), 5, "but", {"name": "model", "other": "on_lstm-1"}),
-        (("training", "seed"), 3, "but", {"name": "The seed"}),
-        (("training", "seconds"), None, "has no", {}),
-        (("tests", 0, "scores"), {"rougeL": 1.0}, "has no", {}),
+        (("training", "steps"), 300, ["but", "steps", "plain-1"]),
+        (("recipe", "training", "max_tokens"), 65, ["but", "training.max_tokens"]),
+        (("tests", 0, "decoding", "beams"), 5, ["but", "decoding of set"]),
+        (("model", "parameters"), 5, ["but", "model", "on_lstm-1"]),
+        (("training", "seed"), 3, ["but", "The seed"]),
+        (("tests", 0, "scores"), {"rougeL": 1.0}, ["has no"]),
     ],
 )
-def test_runs_that_cannot_be_compared(root, places, value, code, details):
+def test_runs_that_cannot_be_compared(root, places, value, words):
     """One error with the file, and nothing is written."""
     path = root / "model_cards/evidence/small/on_lstm-2/evidence.json"
     changed(path, *places, value=value)
-    with rejects(code, *details.values(), field=str(path)):
+    with rejects(*words, field=str(path)):
         results.main(["small", "--root", str(root)])
     assert (root / "model_cards/small.md").read_text() == PAGE
     assert not (root / "model_cards/evidence/small/table.csv").exists()
@@ -256,15 +250,12 @@ def test_runs_that_cannot_be_compared(root, places, value, code, details):
 
 def test_missing_and_damaged_files(root, monkeypatch, capsys):
     folder = root / "model_cards/evidence/small"
-    for name in ("on_lstm-1/evidence.json", "two-1/translations/set.de", "speed.json", "scores.json"):
-        kept = (folder / name).read_text() if (folder / name).exists() else None
-        if "-1" in name:
-            (folder / name).unlink()
-        else:
-            (folder / name).write_text("[1]")
+    for name in ("on_lstm-1/evidence.json", "two-1/translations/set.de", "speed.json"):
+        kept = (folder / name).read_text()
+        (folder / name).unlink() if "-1" in name else (folder / name).write_text("[1]")
         with rejects(field=str(folder / name)):
             results.main(["small", "--root", str(root)])
-        (folder / name).unlink() if kept is None else (folder / name).write_text(kept)
+        (folder / name).write_text(kept)
     (root / "data/set.de").write_text("another\n" * 12)
     with rejects("whose checksum is in the evidence", "set"):
         results.main(["small", "--root", str(root), "--references", str(root / "data")])

@@ -23,26 +23,9 @@ class GlobalState:
     pooling: np.ndarray | None  # (layers, num_capsules): weight of each capsule; None if the pooling is not attentive
     gates: np.ndarray | None  # (len(target),): mean over the channels of the gate; None without gate
 
-    def layer(self, layer: int = -1) -> int:
-        """Return the index of a layer, counted from 0 (-1: the top one). Raise `UserError` if it does not exist."""
-        count = 0 if self.routing is None else len(self.routing)
-        return count - 1 if layer == -1 else check_index("layer", layer, count)
-
-    def to_tsv(self, layer: int = -1) -> str:
-        """Return a table of a layer's capsules (weight and share of each word) and one of the gates."""
-        rows, number = [], self.layer(layer)
-        if self.routing is not None:
-            rows.append(["capsule", "weight", *self.source])
-            for capsule, shares in enumerate(self.routing[number]):
-                weights = [""] if self.pooling is None else cells([self.pooling[number][capsule]])
-                rows.append([str(capsule + 1), *weights, *cells(shares)])
-        if self.gates is not None:
-            rows += [["target", "gate"], *map(list, zip(self.target, cells(self.gates), strict=True))]
-        return tsv(rows)
-
 
 def global_state(translator: Translator, sentence: str, translation: str | None = None) -> GlobalState:
-    """Compute the global state of a sentence and its translation, by default the model's; `UserError` without."""
+    """Compute the global state of a sentence and a translation (default: the model's own); `UserError` without one."""
     config = translator.inspected_model().config
     if not getattr(config, "use_global_state", False) or not (config.global_capsule or config.global_gate):
         remedy = "Use a gret with use_global_state=true and global_capsule or global_gate."
@@ -89,10 +72,21 @@ def capsules_and_gates(path: str | Path, state: GlobalState, layer: int) -> None
 def inspect_global_state(
     translator: Translator, sentence: str, output: str | None = None, target: str | None = None, layer: int = -1
 ) -> str:
-    """Return capsules and gates as tables, or plot a layer's capsules and the gates and return a summary."""
+    """
+    Return tables of a layer's capsules (weight and share of each token) and of the gates, or plot both and return a
+    summary. -1 is the top layer.
+    """
     state = global_state(translator, sentence, target)
-    if output is None:
-        return state.to_tsv(layer)
-    capsules_and_gates(output, state, state.layer(layer))
-    capsules = 0 if state.routing is None else state.routing.shape[1]
-    return f"{output}: {capsules} capsules over {len(state.source)} tokens, {len(state.target)} target tokens\n"
+    routing = np.zeros((0, 0, 0)) if state.routing is None else state.routing
+    layer = len(routing) - 1 if layer == -1 else check_index("layer", layer, len(routing))
+    if output is not None:
+        capsules_and_gates(output, state, layer)
+        sizes = f"{routing.shape[1]} capsules over {len(state.source)} tokens"
+        return f"{output}: {sizes}, {len(state.target)} target tokens\n"
+    rows = [["capsule", "weight", *state.source]] if len(routing) else []
+    for capsule, shares in enumerate(routing[layer] if len(routing) else ()):
+        weights = [""] if state.pooling is None else cells([state.pooling[layer][capsule]])
+        rows.append([str(capsule + 1), *weights, *cells(shares)])
+    if state.gates is not None:
+        rows += [["target", "gate"], *map(list, zip(state.target, cells(state.gates), strict=True))]
+    return tsv(rows)

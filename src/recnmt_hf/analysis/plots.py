@@ -43,17 +43,13 @@ LARGEST_AREA = 1300
 DPI = 150
 ROTATED_LABELS: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
 STYLE: dict[str, Any] = {
-    "font.size": 9,
+    "font.size": 9,  # also of labels and legends
     "text.parse_math": False,  # texts of users may have dollars
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
-    "axes.labelsize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
     "figure.titlesize": 11,
-    "legend.fontsize": 9,
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "lines.markersize": 4,

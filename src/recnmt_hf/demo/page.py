@@ -13,15 +13,7 @@ from ..analysis.subjects import load_function
 from ..errors import UserError, packages_of_extra
 from ..inference.results import WordAlignment
 from .limits import Limits
-from .translating import (
-    DemoModel,
-    Ended,
-    Watch,
-    check_length,
-    decoding_options,
-    load_models,
-    translate_text,
-)
+from .translating import DemoModel, Ended, Watch, check_length, decoding_options, load_models, translate_text
 
 
 with packages_of_extra("demo", "The page"):

@@ -198,7 +198,7 @@ class Codec:
         places: Sequence[str] | None = None,
         with_words: bool = False,
     ) -> list[EncodedPair]:
-        """Encode sources with translations, `with_words` if both are text; others as of [`Translator.score`]."""
+        """Encode pairs, `with_words` if both sides are text; other arguments and errors as of [`Translator.score`]."""
         refuse_text(sources=sources, translations=targets)
         source_limit, target_limit = self.backend.limits
         # The decoder does not read the last target token.

@@ -179,6 +179,6 @@ def choose_attention(
 
 
 def links_of_matrix(matrix: np.ndarray) -> list[tuple[int, int]]:
-    """Link each row of a [`word_matrix`] to its largest column, as (source, target); not to the last, nor zeros."""
+    """Link rows of a [`word_matrix`] to their largest column, as (source, target), unless that is the last one or 0."""
     end = matrix.shape[1] - 1
     return [(int(best), j) for j, best in enumerate(matrix.argmax(axis=1)) if best < end and matrix[j].any()]

@@ -32,17 +32,6 @@ def load_onnx_runtime() -> Any:
     return onnxruntime
 
 
-def resolve_provider_device(runtime: Any, device: str | torch.device | None) -> torch.device:
-    """Return a device that ONNX Runtime has, or raise `UserError`."""
-    available = runtime.get_available_providers()
-    resolved = resolve_device(device)
-    if PROVIDERS.get(resolved.type) in available:
-        return resolved
-    if device is None:
-        return torch.device("cpu")
-    raise UserError(f"ONNX Runtime has no {device}, only {available}.", field="device")
-
-
 class OnnxCache:
     """Cache of the decoder's graphs, with one row for each row of the decoder."""
 
@@ -109,7 +98,11 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
         _, config, generation_config = read_export_settings(path)
         super().__init__(AutoConfig.for_model(**config))
         self.generation_config, self.name_or_path = generation_config, str(path)
-        self.place = resolve_provider_device(runtime, device)
+        self.place, available = resolve_device(device), runtime.get_available_providers()
+        if PROVIDERS.get(self.place.type) not in available:
+            if device is not None:
+                raise UserError(f"ONNX Runtime has no {device}, only {available}.", field="device")
+            self.place = torch.device("cpu")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         providers: list[Any] = [PROVIDERS["cpu"]]

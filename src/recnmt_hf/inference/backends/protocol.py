@@ -58,7 +58,7 @@ class Backend(ABC):
         """Return the log-probability of every target token, one list per target."""
 
     def attention(self, sources: TokenRows, targets: TokenRows) -> tuple[torch.Tensor, ...]:
-        """Return the cross-attention of each layer `(batch, heads, target_length, source_length)`; row j predicts j."""
+        """Return cross-attention by layer `(batch, heads, target_length, source_length)`; row j predicts token j."""
         self.inspected_model()
         raise NotImplementedError
 
