@@ -66,16 +66,8 @@ class Range:
 
 def check_value(name: str, value: Any, hint: Any, allowed: Range | None = None) -> Any:
     """
-    Return a value if it has the right type and range.
-
-    Args:
-        name (`str`): Name of the value in the message.
-        hint: The type, as in an annotation. Integers may be written as 1e5 (and are returned as `int`), numbers as
-            integers; an Enum allows its values.
-        allowed ([`Range`], *optional*): Of a number, or of the numbers in a list.
-
-    Raises:
-        UserError: The value is not allowed.
+    Return a value if it has the type of an annotation, or raise `UserError`. Integers may be written as 1e5 (and are
+    returned as `int`), numbers as integers; an Enum allows its values. `allowed` holds for numbers, also in a list.
     """
     kinds = members(hint)
     if isinstance(value, float) and int in kinds and float not in kinds and value.is_integer():
@@ -187,12 +179,9 @@ class Option:
 
 def option(default: Any, help: str, *, choices: Sequence[Any] | None = None) -> Any:
     """
-    Declare a field of a dataclass. The annotation holds its range, as in
-    `beams: Annotated[int, Range(least=1)] = option(4, "beam size")`, and its choices (`Literal`), unless `choices`
-    does. With a `default_factory`, write `field(default_factory=list, metadata={"help": ...})`.
-
-    The metadata have the names of argparse, `help` and `choices`, because transformers' `HfArgumentParser` passes all
-    of them on.
+    Declare a field of a dataclass, as in `beams: Annotated[int, Range(least=1)] = option(4, "beam size")`. With a
+    `default_factory`, write `field(default_factory=list, metadata={"help": ...})`. The metadata have the names of
+    argparse, because transformers' `HfArgumentParser` passes all of them on.
     """
     metadata = {"help": help} | ({"choices": tuple(choices)} if choices is not None else {})
     return field(default=default, metadata=metadata)

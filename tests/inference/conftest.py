@@ -25,6 +25,11 @@ def enlarged(tiny_folder):
 
 
 @pytest.fixture(scope="session")
+def sentences(corpus):
+    return [pair.en for pair in corpus["test"]][:6]
+
+
+@pytest.fixture(scope="session")
 def random_translator(tokenizer):
     """Return a function that makes a model of a family whose translations have various lengths."""
 

@@ -82,11 +82,6 @@ def zoo(tmp_path_factory, corpus, tiny_folder):
     return Zoo(tmp_path_factory.mktemp("zoo"), corpus, tiny_folder)
 
 
-@pytest.fixture(scope="module")
-def sentences(corpus):
-    return [pair.en for pair in corpus["test"][:5]]
-
-
 def named(name, second=False):
     """The languages of a checkpoint, by the names of transformers; with `second` the other target."""
     source, *targets = LANGUAGES[name]

@@ -21,11 +21,6 @@ def translator(enlarged):
     return enlarged(0.2, ends=1)
 
 
-@pytest.fixture(scope="module")
-def sentences(corpus):
-    return [pair.en for pair in corpus["test"]][:6]
-
-
 def test_the_readme_shows_the_options(repository):
     assert option_table(DecodingOptions) in (repository / "src/recnmt_hf/inference/README.md").read_text()
 

@@ -21,11 +21,6 @@ def translator(enlarged):
     return enlarged()
 
 
-@pytest.fixture(scope="module")
-def sentences(corpus):
-    return [pair.en for pair in corpus["test"]][:12]
-
-
 def test_scores_by_one_sentence_at_a_time(translator, corpus):
     """Scores of text do not depend on the batch, and are the sum of the model's own log-softmax."""
     pairs = corpus["test"][:8]

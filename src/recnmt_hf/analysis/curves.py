@@ -34,10 +34,7 @@ def validation_of_run(path: str | Path) -> Any:
 
 
 def plot_curves(runs: Mapping[str, Curve], output: str | Path, validation: Iterable[Any] = ()) -> None:
-    """
-    Plot a panel for each logged quantity (training loss, validation loss, BLEU, ...), with a line for each run. Panels
-    of validation state that the sets differ if `validation` has different corpora ([`validation_of_run`]).
-    """
+    """Plot a panel for each logged quantity with a line for each run; say where the corpora of `validation` differ."""
     sets = {json.dumps(corpora, sort_keys=True, default=str) for corpora in validation if corpora is not None}
     different = " (different sets)" if len(sets) > 1 else ""
     names = dict.fromkeys(name for curve in runs.values() for row in curve for name in row)

@@ -19,13 +19,7 @@ def load_function(subject: Subject) -> Callable[..., str]:
 
 
 def find_subject(config: Any, name: str | None = None) -> Subject:
-    """
-    Return the subject of a name, or by default that of a model's family. A model type outside this package has the
-    subject of the family from which its configuration derives.
-
-    Raises:
-        UserError: The family has nothing to inspect.
-    """
+    """Return the subject of a name, or else that of the family from which a model's configuration derives."""
     if name is not None:
         return next(subject for subject in SUBJECTS.values() if subject.name == name)
     for base in type(config).__mro__:

@@ -14,7 +14,7 @@ from .._loading_errors import folder_of_model
 from .._plain_card import CARD
 from .._plain_text import is_blank
 from ..analysis.subjects import find_subject
-from ..errors import UserError, short_repr
+from ..errors import UserError
 from ..families import Subject
 from ..hub.checked_copy import short_name
 from ..inference.backends.ctranslate2_model import CTranslate2Backend
@@ -22,6 +22,7 @@ from ..inference.options import DecodingOptions
 from ..inference.results import Hypothesis, TranslationWarnings, WordAlignment
 from ..inference.splitting import join_texts, split_sentences, split_text
 from ..inference.translator import Translator, align_pairs
+from ..options import Range, check_value
 from ..training.evidence import Evidence
 from .limits import Limits
 
@@ -91,9 +92,7 @@ class Watch:
 def decoding_options(limits: Limits, beams: Any, hypotheses: Any, penalty: Any) -> DecodingOptions:
     """Return the options of a request; `UserError` for values that are not allowed or beyond the limits."""
     for name, value in (("beams", beams), ("num_hypotheses", hypotheses)):
-        if isinstance(value, (int, float)) and value > limits.max_beams:
-            text = f"{name}={short_repr(value)} is not allowed; it must be at most {limits.max_beams:,}."
-            raise UserError(text, field=name)
+        check_value(name, value, int, Range(least=1, most=limits.max_beams))
     options = {"num_hypotheses": hypotheses, "length_penalty": penalty, "max_tokens": limits.batch_tokens}
     return DecodingOptions(beams=beams, on_long="split", **options)
 
@@ -183,13 +182,7 @@ def split_into_segments(translator: Translator, text: str, options: DecodingOpti
 def translate_text(
     models: Sequence[DemoModel], text: str, options: DecodingOptions, watch: Watch, limits: Limits
 ) -> Iterator[list[Progress]]:
-    """
-    Translate a text with several models in turns, some sentences at a time, and yield the state after each turn.
-
-    Raises:
-        UserError: The text is too long, or a model cannot translate it.
-        Ended: The request is over.
-    """
+    """Translate a text with several models in turns, some sentences at a time, and yield the state after each turn."""
     check_length(text, limits.max_characters)
     states = [Progress(model, split_into_segments(model.translator, text, options, limits)) for model in models]
     for size in chain(BATCHES, repeat(BATCHES[-1])):

@@ -142,11 +142,9 @@ def word_matrix(
     weights: np.ndarray, source: Sequence[int | None], target: Sequence[int | None], sizes: tuple[int, int]
 ) -> np.ndarray:
     """
-    Compute attention between words `(target_words, source_words + 1)` from attention between tokens `(target tokens,
-    source tokens)`. `source` and `target` are the word of each token, `None` for special tokens; special source tokens
-    share the last column. The attention of a target word is the mean over its tokens, that to a source word the sum
-    over its tokens. Rows of words without a token (a tokenizer may drop characters) are zero. `sizes` are the numbers
-    of source and target words.
+    Compute attention between words `(target_words, source_words + 1)`, whose numbers are `sizes`, from that between
+    tokens: the mean over the tokens of a target word, the sum over those of a source word. `source` and `target` are
+    the word of each token, `None` for special ones, which share the last column; words without a token have zeros.
     """
     source_words, target_words = sizes
     columns = np.zeros((weights.shape[0], source_words + 1))

@@ -60,10 +60,7 @@ def separator_at(text: str, cut: int) -> str:
 
 
 def join_texts(parts: Sequence[str], separators: Sequence[str]) -> str:
-    """
-    Join the translations of the parts of a text, some perhaps empty, with the white space before each part. Spaces are
-    left out where the nearest letters are of a script without, and beside wide punctuation; line breaks stay.
-    """
+    """Join translations of parts, some perhaps empty, by their white space; spaces only in scripts that have them."""
     joined = space = ""
     for part, separator in zip(parts, separators, strict=True):
         space = max(space, separator, key=lambda text: (text.count("\n"), len(text)))

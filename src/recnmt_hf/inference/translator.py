@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice, repeat, zip_longest
 from operator import attrgetter
@@ -22,6 +23,7 @@ from ..errors import UserError
 from .backends.protocol import Backend, SearchRequest, SearchResult
 from .backends.torch_model import TorchBackend
 from .codec import Codec, Request, refuse_text
+from .decoding import SeededDraws
 from .loading import load_backend
 from .model_settings import ModelTask, end_ids
 from .options import DecodingOptions, decoding_options, unusual_settings
@@ -237,8 +239,8 @@ class Translator:
         for batch in batches:
             own = [sources[i] for i in batch], [openings[i] for i in batch]
             searches.append(SearchRequest(*own, self.max_lengths(*own, options), options, [numbers[i] for i in batch]))
-        seed = None if options.seed is None else options.seed + offset
-        with self.backend.seeded(seed):  # once for all batches, or all of them would draw the same numbers
+        draws = nullcontext() if options.seed is None else SeededDraws(options.seed + offset)
+        with draws:  # once for all batches, or all of them would draw the same numbers
             results = self.backend.search(searches) if searches else []
         rows: dict[int, list[Hypothesis]] = {}
         for batch, search, result in zip(batches, searches, results, strict=True):

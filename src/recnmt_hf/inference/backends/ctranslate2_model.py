@@ -41,11 +41,9 @@ def load_engine_package() -> Any:
 
 class CTranslate2Backend(Backend):
     """
-    Runs a model in CTranslate2, on `"cpu"` or `"cuda"`.
-
-    The engine's search ends once as many hypotheses are finished as there are beams (transformers'
-    `early_stopping=True`), and divides log-probabilities by `length ** length_penalty`. Hypotheses are truncated to
-    their own limits, and the best one is chosen by the penalty in the options. It samples without a seed.
+    Runs a model in CTranslate2, on `"cpu"` or `"cuda"`. Its search ends like transformers' `early_stopping=True`, by
+    scores with `length ** length_penalty`; hypotheses are then truncated to their own limits, and the best one is
+    chosen by the penalty in the options.
     """
 
     kind = "exported to CTranslate2"

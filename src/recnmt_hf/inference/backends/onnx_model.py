@@ -85,10 +85,7 @@ class OnnxEncoder:
 
 
 class OnnxModel(PreTrainedModel, GenerationMixin):
-    """
-    Model of this package whose three graphs run in ONNX Runtime: the encoder, the decoder over given tokens, and one
-    step of the decoder with a cache. It has no attentions, gradients or weights.
-    """
+    """Model whose graphs (encoder, decoder over given tokens, one step with a cache) run in ONNX Runtime."""
 
     main_input_name = "input_ids"
     _supports_sdpa = True  # the configuration's choice has no effect on the graphs

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,10 +60,6 @@ class Backend(ABC):
         """Return cross-attention by layer `(batch, heads, target_length, source_length)`; row j predicts token j."""
         self.inspected_model()
         raise NotImplementedError
-
-    def seeded(self, seed: int | None) -> AbstractContextManager[Any]:
-        """Return a context in which `search` samples with a seed; `None`: without."""
-        return nullcontext()
 
     def inspected_model(self) -> Any:
         """Return the PyTorch model for reading attentions, states or weights; `UserError` if there is a `kind`."""

@@ -4,7 +4,7 @@ import copy
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from typing import Any
@@ -20,7 +20,7 @@ from ...data.tokenizer_pair import TokenizerPair, stamp, vocabulary_sizes
 from ...data.tree_inputs import pad_tree_columns, tree_columns, tree_options
 from ...errors import UserError
 from ...models.kernels_cpu_matmuls import project
-from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence, SeededDraws
+from ..decoding import EndPerSentence, MaxLengthPerSentence, PrefixPerSentence
 from ..devices import Int8Linear
 from ..model_settings import LengthLimits, end_ids, setting, start_id
 from ..options import PYTHON_ARGUMENTS, DecodingOptions
@@ -80,9 +80,6 @@ class TorchBackend(Backend):
         tokenizers.check(model, strict=check)
         self.model: Any = model  # PreTrainedModel alone has no `generate`
         self.tokenizers = tokenizers
-
-    def seeded(self, seed: int | None) -> AbstractContextManager[Any]:
-        return nullcontext() if seed is None else SeededDraws(seed)
 
     def encode(self, sources: TokenRows) -> tuple[Any, torch.Tensor, torch.Tensor]:
         """Return the output of the encoder, and padded token ids and their mask, `(batch_size, source_length)`."""
