@@ -12,8 +12,7 @@ from typing import Any
 
 # Seconds in which a second signal is ignored: launchers repeat signals that the terminal has sent already.
 SAME_REQUEST = 1.0
-# Seconds between two looks at whether the parent process lives.
-WATCH_INTERVAL = 0.2
+WATCH_INTERVAL = 0.2  # seconds between two looks at whether the parent process lives
 
 
 class Interrupts:

@@ -9,14 +9,11 @@ from typing import IO, Any
 from .errors import MissingFileError, UserError
 
 
-# Folder of the final model in that of a run.
-FINAL = "model"
-# Maximum number of characters of a quoted reason.
-LONGEST = 240
+FINAL = "model"  # folder of the final model in that of a run
+LONGEST = 240  # characters of a quoted reason
 # Limit of files that are read as a whole. Without it, a link to a device such as /dev/zero would fill the memory.
 MAX_BYTES = 2**26
-# Arguments of `from_pretrained` that also apply to single files.
-PLACE_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only")
+PLACE_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only")  # those that also apply to single files
 
 
 def looks_local(path: str) -> bool:

@@ -58,8 +58,7 @@ __all__ = [
 ]
 
 
-# Of configurations of modules without heads.
-HEADS: dict[str, Any] = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
+HEADS: dict[str, Any] = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}  # of modules without heads
 
 
 class ONLSTM(ModelONLSTM):

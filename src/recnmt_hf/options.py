@@ -18,18 +18,14 @@ from .errors import UserError, short_repr
 
 T = TypeVar("T")
 
-# Bound of 64-bit integers: larger values cannot be sizes.
-LARGEST = 2**63
-# More tokens would be a slip of the keyboard, and some libraries count in 32 bits.
-MOST_TOKENS = 2**31 - 1
+LARGEST = 2**63  # bound of 64-bit integers: larger values cannot be sizes
+MOST_TOKENS = 2**31 - 1  # more would be a slip of the keyboard, and some libraries count in 32 bits
 MOST_SEED = 2**32 - 1
 # Beyond these translating takes all memory, or no float holds the divisor of a score.
 MOST_BEAMS = 1000
 LEAST_LENGTH_PENALTY, MOST_LENGTH_PENALTY = -5, 100
-# A language code.
-LANGUAGE = re.compile(r"[^\W_][\w-]{0,30}")
-# Value of a field that a recipe resets to its default.
-DEFAULT = object()
+LANGUAGE = re.compile(r"[^\W_][\w-]{0,30}")  # a language code
+DEFAULT = object()  # value of a field that a recipe resets to its default
 
 
 @dataclass(frozen=True)

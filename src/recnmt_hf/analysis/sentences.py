@@ -14,8 +14,7 @@ from ..inference.translator import Translator
 from ..options import Range, check_value
 
 
-# Of a recurrence, in this order.
-DIRECTIONS = ("forward", "backward")
+DIRECTIONS = ("forward", "backward")  # of a recurrence, in this order
 
 
 def lacks(config: Any, what: str, remedy: str) -> UserError:

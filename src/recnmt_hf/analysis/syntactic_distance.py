@@ -14,8 +14,7 @@ from . import plots
 from .sentences import DIRECTIONS, cells, check_index, lacks, run_encoder
 
 
-# A leaf is the index of a token; any other node is a pair of trees.
-Tree = int | tuple[Any, Any]
+Tree = int | tuple[Any, Any]  # a leaf is the index of a token; any other node is a pair of trees
 
 
 @dataclass

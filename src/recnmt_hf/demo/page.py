@@ -25,12 +25,10 @@ with packages_of_extra("demo", "The page"):
 WAITING = "Waiting for a free place ..."
 NO_CHOICE = "Choose at least one model."
 NO_CARD = "This model has no card; `recnmt publish --card-only` writes one."
-# Largest number of characters of a sentence on the tab Inside.
-MOST_INSIDE = 2000
+MOST_INSIDE = 2000  # characters of a sentence on the tab Inside
 # Attention below this share is not shown, and of a word no more than this number of links.
 LEAST_SHARE, MOST_LINKS = 0.1, 3
-# Resolution of the plots, and of a browser's pixels.
-PICTURE_DPI, SCREEN_DPI = 150, 96
+PICTURE_DPI, SCREEN_DPI = 150, 96  # of the plots, and of a browser's pixels
 # Calls of the page itself, not of programs; those at once do not wait in the queue.
 PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 AT_ONCE = PRIVATE | {"queue": False}

@@ -29,8 +29,7 @@ from .limits import Limits
 
 # Sentences of the first batches; all later ones have the size of the last. The first translation appears early.
 BATCHES = (1, 2, 4, 8)
-# A text for a summary is one input, of at most this many segments' tokens.
-SEGMENTS_OF_SUMMARY = 4
+SEGMENTS_OF_SUMMARY = 4  # a text for a summary is one input, of at most this many segments' tokens
 
 
 @dataclass

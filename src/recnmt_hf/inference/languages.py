@@ -32,8 +32,7 @@ logger = logging.get_logger(__name__)
 # Tokens of a source that name the language of the translation: `>>deu<<` (OPUS-MT), `<2de>` (MADLAD-400).
 TAG = re.compile(r">>([\w-]+)<<|<2([A-Za-z][\w-]*)>")
 TYPED_TAG = re.compile(rf"\s*({TAG.pattern})")
-# Keys of a configuration's `task_specific_params`, as of T5.
-TASK_NAME = re.compile(r"translation_([\w-]+?)_to_([\w-]+)")
+TASK_NAME = re.compile(r"translation_([\w-]+?)_to_([\w-]+)")  # in `task_specific_params`, as of T5
 # Encoding changes the state of a tokenizer (source or target, language, truncation), so threads take turns.
 TOKENIZING = threading.RLock()
 

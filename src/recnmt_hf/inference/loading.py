@@ -24,8 +24,7 @@ from .devices import Device, pack_weights, quantize_model, resolve_device
 from .model_settings import ModelTask, is_export, read_export_settings, read_model_task, setting
 
 
-# Narrower models are slower in bfloat16 than in float32.
-LEAST_WIDTH = 128
+LEAST_WIDTH = 128  # narrower models are slower in bfloat16 than in float32
 # Tables that models compute themselves; files of older releases may contain them.
 COMPUTED = re.compile(r"(embed_positions\.weights?|position_ids|inv_freq|num_batches_tracked)$")
 

@@ -13,8 +13,7 @@ from ..errors import UserError
 
 
 EVIDENCE = "evidence.json"
-# File beside an exported model, with the configuration of the model that it was exported from.
-ENGINE_SETTINGS = "recnmt_engine.json"
+ENGINE_SETTINGS = "recnmt_engine.json"  # beside an exported model: the configuration of the original
 
 
 class LengthLimits(NamedTuple):

@@ -48,7 +48,6 @@ USUAL_SETTINGS = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "transformers_version", "max_length"),
     *("num_beams", "length_penalty", "early_stopping", "max_new_tokens", "use_cache"),
 }
-# Help of the languages.
 SEVERAL = "for models with several languages; defaults to the language named in the model's files"
 Beams = Annotated[int, Range(least=1, most=MOST_BEAMS)]
 Count = Annotated[int, Range(least=1, most=MOST_TOKENS)]

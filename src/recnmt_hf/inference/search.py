@@ -17,20 +17,15 @@ from ..models.seq2seq_outputs import CACHE
 from .decoding import PerSentence
 
 
-# A batch is made smaller once this share of its sentences is finished: moving the others takes time too.
-SHARE_FINISHED = 0.1
+SHARE_FINISHED = 0.1  # of a batch, which is then made smaller: moving the others takes time too
 # Score of a missing hypothesis. That of transformers, -1e9, is not less than all scores with a negative penalty.
 MISSING_SCORE = -1.0e30
-# Size of a group of vocabulary columns: `best_continuations` reads only the groups with the highest maxima.
-COLUMNS = 64
-# Scores that are compared at a time, so that they stay in a processor's cache.
-SCORES_AT_A_TIME = 2**20
-# Inputs of a model that stay the same from step to step.
-MODEL_INPUTS = ("encoder_outputs", "attention_mask")
+COLUMNS = 64  # of the vocabulary in a group: `best_continuations` reads only the groups with the highest maxima
+SCORES_AT_A_TIME = 2**20  # compared at a time, so that they stay in a processor's cache
+MODEL_INPUTS = ("encoder_outputs", "attention_mask")  # those that stay the same from step to step
 # A search waits when it has at most this many rows, and this share of a batch's tokens.
 FEW_ROWS, SMALL_SHARE = 64, 1 / 8
-# Those that wait have together at most this share of a batch's tokens, so that they do not need much memory.
-WAITING_SHARE = 1 / 2
+WAITING_SHARE = 1 / 2  # most tokens of all that wait, as a share of a batch's, so that they do not need much memory
 
 
 class ModelRows:

@@ -28,8 +28,7 @@ FOR_GENERATE_ALONE = {
     *("encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "exponential_decay_length_penalty"),
     *("sequence_bias", "begin_suppress_tokens", "stop_strings", "max_time", "guidance_scale", "watermarking_config"),
 }
-# Those that forbid symbols.
-FORBIDDING = ("bad_words_ids", "suppress_tokens")
+FORBIDDING = ("bad_words_ids", "suppress_tokens")  # forbid symbols
 
 
 def load_engine_package() -> Any:

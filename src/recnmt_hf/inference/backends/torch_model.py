@@ -28,8 +28,7 @@ from ..search import ModelRows, search_all, start_search
 from .protocol import Backend, SearchRequest, SearchResult
 
 
-# Logits that scoring computes at a time (32 MiB in float32); those of a whole batch can take gigabytes.
-LOGITS_AT_A_TIME = 2**23
+LOGITS_AT_A_TIME = 2**23  # of scoring, 32 MiB in float32; those of a whole batch can take gigabytes
 # Arguments of `generate` that treat each row separately, so that finished sentences can leave the batch.
 ROWWISE_ARGUMENTS = {
     *("do_sample", "length_penalty", "num_return_sequences", "early_stopping", "no_repeat_ngram_size"),
