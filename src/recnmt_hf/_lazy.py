@@ -11,11 +11,7 @@ from typing import Any
 def names_for_type_checkers(package: str) -> dict[str, str]:
     """Return the names that a package imports under `if TYPE_CHECKING:`, with their modules relative to it."""
     source = inspect.getsource(sys.modules[package])
-    blocks = [
-        node.body
-        for node in ast.parse(source).body
-        if isinstance(node, ast.If) and getattr(node.test, "id", None) == "TYPE_CHECKING"
-    ]
+    blocks = [node.body for node in ast.parse(source).body if isinstance(node, ast.If)]
     imports = [node for block in blocks for node in block if isinstance(node, ast.ImportFrom)]
     pairs = [(alias, f"{'.' * node.level}{node.module}") for node in imports for alias in node.names]
     return {alias.asname or alias.name: module for alias, module in pairs if alias.name != "*"}

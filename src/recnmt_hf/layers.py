@@ -110,18 +110,17 @@ class AttentiveRecurrentNetwork(AttentiveRecurrence):
         cell: Literal["gru", "lstm"] = "gru",
         dropout: float = 0.0,
     ):
-        super().__init__(
-            BiARNTransformerConfig(
-                d_model=d_model,
-                encoder_attention_heads=num_heads,
-                decoder_attention_heads=num_heads,
-                attention_dropout=dropout,
-                recurrence_encoder_type="biarn" if bidirectional else "arn",
-                recurrence_hidden_size=hidden_size or d_model,
-                recurrence_steps=steps,
-                recurrence_cell=cell,
-            )
+        config = BiARNTransformerConfig(
+            d_model=d_model,
+            encoder_attention_heads=num_heads,
+            decoder_attention_heads=num_heads,
+            attention_dropout=dropout,
+            recurrence_encoder_type="biarn" if bidirectional else "arn",
+            recurrence_hidden_size=hidden_size or d_model,
+            recurrence_steps=steps,
+            recurrence_cell=cell,
         )
+        super().__init__(config)
 
 
 class CapsuleRouting(CapsuleLayer):

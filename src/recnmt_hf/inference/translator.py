@@ -39,9 +39,6 @@ from .results import (
 )
 
 
-__all__ = ["DecodingOptions", "Hypothesis", "SentenceScore", "Translation", "Translator"]
-
-
 def delegated(path: str, doc: str) -> Any:
     """Return a property that reads and writes an attribute of the backend or the codec."""
     place, _, name = path.rpartition(".")
