@@ -260,7 +260,7 @@ def given_fields(content: Any, known: Iterable[str], place: str = "") -> dict[st
     content, known = mapping(content, place), sorted(known)
     for name in content:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1) or known
+            near = difflib.get_close_matches(str(name), known, n=1) or known[:12] + ["..."] * (len(known) > 12)
             field = f"{place}.{name}".lstrip(".")
             raise UserError(f"There is no field {field}. Use {', '.join(near)}.", field=field)
     return {name: value for name, value in content.items() if value is not DEFAULT}

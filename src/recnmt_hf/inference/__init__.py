@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .decoding import VaswaniLengthPenalty as VaswaniLengthPenalty
     from .devices import pack_weights as pack_weights
     from .options import DecodingOptions as DecodingOptions
+    from .options import length_penalty as length_penalty
     from .results import Hypothesis as Hypothesis
     from .results import SentenceScore as SentenceScore
     from .results import Translation as Translation

@@ -123,6 +123,17 @@ class DecodingOptions:
         return LENGTH_PENALTIES[self.length_penalty_type](self.length_penalty)
 
 
+def length_penalty(kind: Literal["vaswani", "hf"], alpha: float) -> float:
+    """
+    Return the value of `length_penalty` for `generate`; `ValueError` if kind or alpha are not allowed.
+
+    Args:
+        kind (`str`): `"vaswani"`: `((5 + length) / 6) ** alpha`. `"hf"`: `length ** alpha`, transformers' own.
+        alpha (`float`): Exponent, from -5 to 100; 0 disables the penalty.
+    """
+    return DecodingOptions(length_penalty_type=kind, length_penalty=alpha).penalty()
+
+
 @cache
 def names_of_generate() -> frozenset[str]:
     """Return the names of the settings of `GenerationConfig`."""

@@ -30,20 +30,28 @@ SYLLABLE = re.compile("[\u3040-\u30ff\uac00-\ud7af]")
 @dataclass
 class Hypothesis:
     """
-    One translation of a sentence. That of a split text is joined from its parts, each with its end token.
+    One translation of a sentence.
 
-    Settings of `generate` (a repetition penalty, a temperature) have no effect on `log_prob`. `alignment` has the links
-    to the source token of largest cross-attention, as (source, target) positions in the source's token ids and in
-    `tokens`; end tokens have no link.
+    Attributes:
+        text (`str`): Plain text, empty before decoding. That of a split text is joined from its parts.
+        score (`float`): Log-probability divided by the length penalty; hypotheses are ordered by it.
+        log_prob (`float`): Natural log-probability of all tokens under the model, end token included. Settings of
+            `generate` (a repetition penalty, a temperature) have no effect on it.
+        tokens (`list[int]`): Token ids, with the end token unless the length limit came first. Those of a split text
+            are the tokens of its parts, each with its end token.
+        finished (`bool`): Whether the model ended the sentence itself.
+        alignment (`list[tuple[int, int]]`, *optional*): Links to the source token of largest cross-attention, as
+            (source, target) positions in the source's token ids and in `tokens`. End tokens have no link.
+        parts (`int`): Number of parts that were translated by themselves and joined.
     """
 
-    text: str  # plain text, empty before decoding
-    score: float  # log-probability divided by the length penalty; hypotheses are ordered by it
-    log_prob: float  # natural log-probability of all tokens under the model, end token included
-    tokens: list[int] = field(default_factory=list)  # token ids, with the end token unless the length limit came first
-    finished: bool = True  # whether the model ended the sentence itself
-    alignment: list[tuple[int, int]] | None = None  # links, if options ask for them
-    parts: int = 1  # number of parts that were translated by themselves and joined
+    text: str
+    score: float
+    log_prob: float
+    tokens: list[int] = field(default_factory=list)
+    finished: bool = True
+    alignment: list[tuple[int, int]] | None = None
+    parts: int = 1
 
 
 @dataclass
@@ -64,24 +72,37 @@ class Translation:
 
 @dataclass
 class SentenceScore:
-    """Log-probability of a given translation under the model."""
+    """
+    Log-probability of a given translation under the model.
 
-    score: float  # log-probability divided by the length penalty
-    log_prob: float  # natural log-probability, end token included
-    token_log_probs: list[float]  # its summands
+    Attributes:
+        score (`float`): Log-probability divided by the length penalty.
+        log_prob (`float`): Natural log-probability, end token included.
+        token_log_probs (`list[float]`): Its summands.
+    """
+
+    score: float
+    log_prob: float
+    token_log_probs: list[float]
 
 
 @dataclass
 class WordAlignment:
     """
-    Links and attention between the words of a sentence pair. A target word has a link to its source word of largest
-    attention, and none where that is the source's end token, or where the tokenizer leaves nothing of the word.
+    Links and attention between the words of a sentence pair.
+
+    Attributes:
+        source, target (`list[str]`): Words, separated by spaces in the text.
+        links (`list[tuple[int, int]]`): At most one for each target word: its source word of largest attention, none
+            where that is the source's end token, or where the tokenizer leaves nothing of the word.
+        weights (`numpy.ndarray` of shape `(len(target), len(source) + 1)`): Attention of target words to source words
+            and, in the last column, to the source's end token.
     """
 
-    source: list[str]  # words, separated by spaces in the text
-    target: list[str]  # the same of the translation
-    links: list[tuple[int, int]]  # (source, target)
-    weights: np.ndarray  # (len(target), len(source) + 1): attention; the last column is the source's end token
+    source: list[str]
+    target: list[str]
+    links: list[tuple[int, int]]
+    weights: np.ndarray
 
     def to_pharaoh(self) -> str:
         """Return the links in Pharaoh format, source first."""

@@ -68,10 +68,12 @@ class Translator:
     tokenizer = delegated("backend.tokenizers.source", "The tokenizer of the source.")
     target_tokenizer = delegated("backend.tokenizers.target", "The tokenizer of the target.")
     inspected_model = delegated("backend.inspected_model", "Return the PyTorch model; an error for an exported one.")
+    source_langs = delegated("codec.languages.sources", "Codes of the source languages, if the model must be told one.")
     target_langs = delegated("codec.languages.targets", "Codes of the target languages, if the model has several.")
     source_lang = delegated("codec.source_lang", "Code of the source language of calls that do not pass any.")
     target_lang = delegated("codec.target_lang", "Code of the target language of calls that do not pass any.")
     task = delegated("codec.languages.task", "Task that the model was trained for ([`ModelTask`]), if known.")
+    prepare = delegated("codec.encode", "Return a text as the model reads it ([`~recnmt_hf.inference.codec.Request`]).")
     encode_source = delegated("codec.encode_source", "Return the tokens of a source sentence.")
     encode_target = delegated("codec.encode_target", "Return the tokens of a translation.")
 
