@@ -263,7 +263,7 @@ def with_seed(changes: Sequence[str], recipe: str | Path) -> list[str]:
 
 def scores_of(recipe: Recipe) -> list[str]:
     """Return the names of the table's columns with scores."""
-    kinds = recipe.training.scorer.names
+    kinds = TEXT_METRICS[recipe.training.text_metric]
     columns = [f"{name} {kind}" for name in recipe.test for kind in kinds]
     return columns + [f"validation {kind}" for kind in ("loss", "perplexity", *kinds)]
 
@@ -313,15 +313,14 @@ def compare(last: CellResult, first: CellResult | None, recipe: Recipe, output: 
     """Add the p-values of a result against its baseline."""
     if first is None:
         return
-    data = recipe.data
-    scorers = {test.name: test.scorer for test in Plan.of(recipe, output).tests}
+    data, plan = recipe.data, Plan.of(recipe, output)
     for name in last.scores:
         paths = [output / result.name / f"{FINAL}-{name}.{data.target_lang}" for result in (first, last)]
         if name not in first.scores or not all(path.is_file() for path in paths):
             continue
         baseline, texts = (list(read_lines(path)) for path in paths)
         _, references = load_test_set(recipe.test[name], data.source_lang, data.target_lang, data.on_empty)
-        p_value = scorers[name].compare(baseline, texts, references).p_value
+        p_value = plan.scorer_of(name).compare(baseline, texts, references).p_value
         if p_value is not None:
             last.p_values[name] = p_value
 

@@ -87,7 +87,6 @@ tokenizer: {target: b, joint: false}  |  tokenizer.target
 training: {max_steps: -1}  |  training.max_steps
 training: {baseline_steps: 0.5, max_steps: 1}  |  training.baseline_steps
 {model: {type: biarn_transformer, init_from: a}, training: {baseline_steps: 5}}  |  training.baseline_steps
-training: {metric_for_best_model: eval_loss, greater_is_better: true}  |  greater_is_better
 training: {metric_for_best_model: bleu, bleu_samples: 0}  |  training.metric_for_best_model
 training: {eval_strategy: no, early_stopping_patience: 2}  |  training.early_stopping_patience
 training: {keep_last: 2}  |  training.keep_last

@@ -21,16 +21,12 @@ from recnmt_hf.commands.main import main
 from recnmt_hf.data.prepared import prepare_dataset
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.inference import Translator
-from recnmt_hf.inference.options import DecodingOptions
-from recnmt_hf.inference.results import Hypothesis, Translation
 from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.checkpoints import newest_checkpoint
 from recnmt_hf.training.evidence import Evidence
-from recnmt_hf.training.metrics import TextScorer
 from recnmt_hf.training.plan import Plan
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
-from recnmt_hf.training.testing import GRID, N_BEST, tune_length_penalty
 from recnmt_hf.training.trainer import NonFiniteLossError, TranslationTrainer
 
 
@@ -366,15 +362,14 @@ def test_every_score_has_the_tokenizer_of_the_target_language(tmp_path, capsys):
     )
     folder = train(Recipe(**plan), tmp_path / "run")
     assert "tok:zh" in Evidence.load(folder).tests[0].signature
-    scorer = Recipe(**plan).training.scorer
+    scorer = Plan.of(Recipe(**plan), tmp_path).arguments.scorer
     assert "tok:zh" in scorer.compare(["一二三。"], ["二一二。"], ["一二三。"], samples=2).signature
-    assert Plan.of(Recipe(**plan), tmp_path).arguments.scorer == scorer
     for signature, words in (("tok:zh", []), ("tok:char", ["--tokenize", "char"])):
         capsys.readouterr()
         test = ["test", f"{tmp_path}/run", *words, "--set", "again", corpus["source"], corpus["target"]]
         assert main(test) == 0 and signature in capsys.readouterr().out
     plan["training"]["bleu_tokenize"] = "none"
-    assert Recipe(**plan).training.scorer.tokenize == "none"
+    assert Recipe(**plan).training.bleu_tokenize == "none"
 
 
 def test_both_sides_are_padded_on_the_right(tmp_path, tokenizer):
@@ -404,25 +399,3 @@ def test_adadelta(tmp_path, tokenizer):
         trainer.model, trainer.args, tokenizer=tokenizer, train_dataset=data, optimizers=(own, None)
     )
     assert given.create_optimizer() is own
-
-
-SHORT, LONG = "the dog sleeps here", "the dog sleeps here in the house today"
-
-
-@pytest.mark.parametrize(("reference", "is_long"), [(LONG, True), (SHORT, False)])
-def test_long_references_need_a_larger_exponent(reference, is_long):
-    """-4 / ((5 + 4) / 6)^a against -5 / ((5 + 8) / 6)^a: the longer one is better from a = 0.61 on."""
-    seen = []
-
-    def translate(sources, options):
-        seen.append(options)
-        hypotheses = [Hypothesis(SHORT, 0.0, -4.0, [1] * 4), Hypothesis(LONG, 0.0, -5.0, [1] * 8)]
-        return [Translation(source, hypotheses) for source in sources]
-
-    translator = SimpleNamespace(translate=translate)
-    scores = tune_length_penalty(translator, ["x"] * 3, [[reference] * 3], DecodingOptions(beams=4), TextScorer())
-    assert {alpha for alpha in GRID if scores[alpha] == pytest.approx(100)} == {
-        a for a in GRID if (a > 0.61) == is_long
-    }
-    assert next(iter(scores.values())) == max(scores.values())
-    assert (seen[0].beams, seen[0].num_hypotheses, seen[0].split_sentences) == (N_BEST, N_BEST, "never")

@@ -46,41 +46,27 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     )
     max_sentences: Annotated[int | None, Range(least=1)] = option(None, "maximum number of sentences in a batch")
     max_squared_tokens: Annotated[int | None, Range(least=0)] = option(
-        None,
-        "maximum of sentences times squared source length in a batch; 0: no limit; null: 64 * max_tokens for a model "
-        "that compares all pairs of words (RNMT), so that batches of long sentences are small, else no limit",
+        None, "maximum of sentences times squared length in a batch; 0: none; null: 64 * max_tokens (RNMT) or none"
     )
-    optimizer: str | None = option(
-        None, "adadelta (Zeiler, 2012) instead of the optimizer in optim", choices=(None, "adadelta")
-    )
+    optimizer: str | None = option(None, "adadelta (Zeiler, 2012) in place of optim", choices=(None, "adadelta"))
     adadelta_rho: Annotated[float, _FRACTION] = option(0.95, "decay of Adadelta's averages")
     adadelta_eps: Annotated[float, Range(above=0)] = option(1e-6, "constant added inside of Adadelta's square roots")
     text_metric: str = option(
-        "bleu",
-        "metric of the text generated for validation and test sets; rouge: F1 of ROUGE-1, ROUGE-2 and ROUGE-L",
-        choices=tuple(TEXT_METRICS),
+        "bleu", "metric of generated text; rouge: F1 of ROUGE-1, ROUGE-2 and ROUGE-L", choices=tuple(TEXT_METRICS)
     )
     rouge_units: str = option(
         "words", "units that ROUGE counts; english: letters a to z with Porter's stemmer", choices=ROUGE_UNITS
     )
-    bleu_samples: Annotated[int, Range(least=0)] = option(
-        500, "number of validation sentences translated for BLEU or ROUGE; 0: none"
-    )
+    bleu_samples: Annotated[int, Range(least=0)] = option(500, "number of validation sentences to translate; 0: none")
     bleu_beams: Annotated[int, Range(least=1)] = option(1, "beam size of the translations of the validation set")
     bleu_lowercase: bool = option(False, "case-insensitive BLEU, also of test sets")
     bleu_tokenize: str | None = option(
-        None,
-        "sacrebleu's tokenizer, also for test sets, e.g. flores200; null: by data.target_lang of the recipe, or 13a",
-        choices=(None, *BLEU_TOKENIZERS),
+        None, "sacrebleu's tokenizer, also for test sets; null: by data.target_lang", choices=(None, *BLEU_TOKENIZERS)
     )
     keep_last: Annotated[int, Range(least=1)] = option(5, "number of newest checkpoints to keep")
-    keep_best: Annotated[int, Range(least=0)] = option(
-        1, "number of best checkpoints to keep, by metric_for_best_model"
-    )
+    keep_best: Annotated[int, Range(least=0)] = option(1, "best checkpoints to keep, by metric_for_best_model")
     ema_decay: Annotated[float | None, Range(above=0, below=1)] = option(
-        None,
-        "decay of a moving average of the weights, e.g. 0.999; evaluations and saved models use the average; null: no "
-        "average",
+        None, "decay of a moving average of the weights, which is evaluated and saved, e.g. 0.999; null: no average"
     )
 
     def __post_init__(self) -> None:

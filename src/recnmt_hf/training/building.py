@@ -2,7 +2,6 @@
 
 import pkgutil
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -48,8 +47,7 @@ class ModelSection:
     )
     init_from: str | None = option(
         None,
-        "model to start from (folder or Hub id): its weights and tokenizers are used, and its settings unless "
-        "`model.fields` overrides them",
+        "model to start from (folder or Hub id): its weights, tokenizers and, unless in `fields`, settings",
     )
 
     def __post_init__(self) -> None:
@@ -57,16 +55,6 @@ class ModelSection:
         check_content(self.fields, "fields")
         if self.init_from is not None:
             self.init_from = folder_of_model(self.init_from)
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """The model that a plan trains; the fields are those of [`ModelSection`]."""
-
-    type: str
-    preset: str
-    fields: Mapping[str, Any]
-    init_from: str | None = None
 
     def __str__(self) -> str:
         changed = "".join(f", {name}={short_repr(value)}" for name, value in list(self.fields.items())[:6])
@@ -100,7 +88,7 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
     return cast("type[Seq2SeqConfig]", config_class)
 
 
-def build_config(section: Architecture, **vocabulary: Any) -> Any:
+def build_config(section: ModelSection, **vocabulary: Any) -> Any:
     """Build the configuration of a recipe's model; `vocabulary` has defaults from the tokenizers."""
     config_class = config_class_of(section.type)
     known = {field.name for field in fields(config_class)} | config_class.former_fields
@@ -112,7 +100,7 @@ def build_config(section: Architecture, **vocabulary: Any) -> Any:
         raise error.inside("model.fields") from error
 
 
-def stage_configs(section: Architecture, tokenizers: TokenizerPair, with_baseline: bool = False) -> list[Any]:
+def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baseline: bool = False) -> list[Any]:
     """Build the configurations of the stages for the tokenizers of a recipe's model."""
     source, target = tokenizers
     tokenizers.check_padding()
@@ -153,7 +141,7 @@ OF_PARTS = {
 }
 
 
-def with_fields_of(folder: str | Path, section: Architecture) -> Architecture:
+def with_fields_of(folder: str | Path, section: ModelSection) -> ModelSection:
     """Add the fields of a trained model that decide what its weights compute, unless the recipe states them."""
     trained: Any = None
     with suppress(OSError, ValueError):  # without a readable configuration

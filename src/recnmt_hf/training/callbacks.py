@@ -24,12 +24,9 @@ TRAINED = "trained_weights.pt"
 
 
 class TranslationCollator(TreeCollator):
-    """
-    A collator that also makes the tensor of `links` ([`~recnmt_hf.data.alignments.collate_links`]), and the decoder's
-    input for models of transformers that do not make it themselves. Labels that end in one of the tokens `languages`
-    (of mBART, and of NLLB formerly) begin with it instead, as translations do.
-    """
+    """A collator that also makes the tensor of `links`, and the decoder's input of models that do not make it."""
 
+    # Labels that end in one of these tokens (of mBART, and of NLLB formerly) begin with it instead, as translations do.
     languages: Collection[int] = ()
 
     def __call__(self, features: Any, return_tensors: str | None = None) -> Any:
@@ -72,10 +69,7 @@ def collator_of(tokenizers: TokenizerPair, model: Any) -> TranslationCollator:
 
 
 class RunCallback(TrainerCallback):
-    """
-    Callback of a [`~recnmt_hf.TranslationTrainer`] for token samplers, resumed runs, stages, and losses that are not
-    finite.
-    """
+    """Callback of a trainer for token samplers, resumed runs, stages, and losses that are not finite."""
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
@@ -125,9 +119,8 @@ class TrainingStepCallback(TrainerCallback):
 
 class MovingAverage(TrainerCallback):
     """
-    Callback that keeps the exponential moving average `a <- decay * a + (1 - decay) * w` of a model's weights after
-    each update, from those of the first update on (Kingma and Ba, 2015, section 7.2), if there is a `decay`.
-    Evaluations and checkpoints of [`~recnmt_hf.TranslationTrainer`] have it.
+    Callback that keeps the average `a <- decay * a + (1 - decay) * w` of a model's weights after each update (Kingma
+    and Ba, 2015, section 7.2), if there is a `decay`. Evaluations and checkpoints have it.
     """
 
     def __init__(self, model: torch.nn.Module, decay: float | None):
@@ -136,15 +129,15 @@ class MovingAverage(TrainerCallback):
         # Not torch's AveragedModel, which copies the model with its hooks, and what these refer to.
         self.average: list[torch.Tensor] | None = None
 
-    def weights(self) -> list[torch.Tensor]:
-        """Return the model's present weights, without copying them."""
-        return [parameter.detach() for parameter in self.model.parameters()]
+    def present_weights(self) -> list[torch.Tensor]:
+        """Return a copy of the model's weights."""
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self.update is not None and self.average is None:
-            self.average = [weight.clone() for weight in self.weights()]
+            self.average = self.present_weights()
         elif self.update is not None:
-            self.update(self.average, self.weights(), None)
+            self.update(self.average, [parameter.detach() for parameter in self.model.parameters()], None)
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
@@ -152,8 +145,8 @@ class MovingAverage(TrainerCallback):
 
     def assign(self, values: Iterable[torch.Tensor]) -> None:
         """Give the model these weights."""
-        for weight, value in zip(self.weights(), values, strict=True):
-            weight.copy_(value)
+        for parameter, value in zip(self.model.parameters(), values, strict=True):
+            parameter.detach().copy_(value)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -161,7 +154,7 @@ class MovingAverage(TrainerCallback):
         if self.average is None:
             yield
             return
-        trained = [weight.clone() for weight in self.weights()]
+        trained = self.present_weights()
         try:
             self.assign(self.average)
             yield
@@ -176,7 +169,7 @@ class MovingAverage(TrainerCallback):
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint whose average, if there is one, the model has already."""
         if self.update is not None:
-            self.average = [weight.clone() for weight in self.weights()]
+            self.average = self.present_weights()
             trained = torch.load(folder / TRAINED, map_location="cpu", weights_only=True)
             self.assign(trained[name] for name, _ in self.model.named_parameters())
 

@@ -79,16 +79,13 @@ def mapping_in(path: Path) -> dict[str, Any]:
 
 
 def check_output(output_dir: Path, resume: bool, overwrite: bool) -> None:
-    """
-    Raise `ExistingFileError` for an earlier run that is neither resumed nor overwritten, and for files of other
-    programs: a run has a recipe with all sections, or a checkpoint with a manifest. Names alone prove nothing.
-    """
+    """Raise `ExistingFileError` for a run that is neither resumed nor overwritten, and for files of other programs."""
     paths = content_of(output_dir)
     if not paths:
         return
-    places = (output_dir, output_dir / BASELINE)
+    # Names alone prove nothing: a run has a recipe with all sections, or a checkpoint with a manifest.
     is_run = set(SECTIONS) <= mapping_in(output_dir / RECIPE).keys()
-    is_run = is_run or any(any(place.glob(f"checkpoint-*/{MANIFEST}")) for place in places)
+    is_run = is_run or any(any(output_dir.glob(f"{place}checkpoint-*/{MANIFEST}")) for place in ("", f"{BASELINE}/"))
     foreign = [path for path in paths if overwrite and not is_of_run(path)]
     some = ", ".join(path.name for path in (foreign or paths)[:4])
     if not resume and not overwrite:
@@ -117,14 +114,10 @@ def delete_run(output_dir: Path) -> None:
 
 
 def mark_complete(folder: str | Path) -> None:
-    """
-    Write the manifest that marks a checkpoint as complete: names, sizes and SHA-256 sums of its files. It is written
-    last and moved into place atomically, so an interrupted checkpoint never has one. It does not cover the card, which
-    `recnmt publish --card-only` may replace at any time.
-    """
+    """Write the manifest of a complete checkpoint, atomically: names, sizes and SHA-256 sums of its files."""
     paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
     files = {str(path.relative_to(folder)): path for path in paths}
-    files = {name: path for name, path in files.items() if name not in (MANIFEST, CARD)}
+    files = {name: path for name, path in files.items() if name not in (MANIFEST, CARD)}  # a card may be replaced
     manifest = {"files": {name: path.stat().st_size for name, path in files.items()}, "sha256": sums_of(files)}
     partial = Path(folder) / f"{MANIFEST}.partial"
     partial.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
@@ -138,14 +131,11 @@ def sums_of(files: dict[str, Path]) -> dict[str, str]:
 
 
 def faults_of(folder: str | Path, contents: bool = True, training_state: bool = True) -> list[str]:
-    """
-    Describe the faults of a checkpoint; an intact one has none. Without `contents` only sizes are compared, not sums;
-    without `training_state` the files that only resuming needs are ignored. Manifests of old versions have no sums.
-    """
+    """Describe the faults of a checkpoint: of sizes, of `contents` too, and in files that only resuming needs too."""
     folder = Path(folder)
     try:
         manifest = json.loads(read_small_text(folder / MANIFEST))
-        sizes, sums = dict(manifest["files"]), dict(manifest.get("sha256", {}))
+        sizes, sums = dict(manifest["files"]), dict(manifest.get("sha256", {}))  # old versions wrote no sums
     except FileNotFoundError:
         return [f"{MANIFEST} is missing, because saving was interrupted"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -177,10 +167,7 @@ def newest_checkpoint(run: str | Path) -> Path | None:
 
 
 def newest_intact_checkpoint(run: str | Path, report: Callable[[str], None]) -> Path | None:
-    """
-    Return the newest checkpoint of a run whose files are unchanged, or `None` if no checkpoint was ever completed.
-    Damaged newer ones are reported; `UserError` if all are damaged.
-    """
+    """Return a run's newest intact checkpoint, if one was ever completed; report damaged ones, and raise if all are."""
     damaged: list[str] = []
     for _, folder in reversed(numbered_in(run)):
         if (folder / MANIFEST).exists():  # else saving was interrupted
@@ -225,11 +212,7 @@ def choose_checkpoints(
     metric: str = "eval_bleu",
     greater_is_better: bool | None = None,
 ) -> list[Path]:
-    """
-    Choose `count` complete checkpoints to average, or all if there are fewer: the `"last"` ones, or the `"best"` by a
-    metric (without `greater_is_better`, higher values are better unless it is a known loss or error). `UserError` if
-    there is no complete one, or no value of the metric.
-    """
+    """Choose at most `count` complete checkpoints to average: the last ones, or the best by a metric."""
     complete = checkpoints_in(run)
     if not complete:
         raise UserError(f"{run} has no complete checkpoint.", field=run)

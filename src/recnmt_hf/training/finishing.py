@@ -3,10 +3,9 @@
 import json
 import os
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +41,12 @@ def finish(plan: Plan, trainer: TranslationTrainer) -> None:
     """Average checkpoints into the final model, unless an earlier process did, and test it."""
     output_dir, arguments = plan.output_dir, plan.arguments
     metric, is_better = arguments.metric_for_best_model or "loss", arguments.greater_is_better is not False
-    which: Any = "best" if plan.average_best else "last"
-    chosen = checkpoints.choose_checkpoints(output_dir, plan.average, which, metric, is_better)
+    which: Any = plan.average.which
+    chosen = checkpoints.choose_checkpoints(output_dir, plan.average.count, which, metric, is_better)
     names = [folder.name for folder in chosen]
     logger.info(f"Final model: {'the average of ' * (len(names) > 1)}{', '.join(names)}.")
-    if len(chosen) < plan.average:
-        logger.info(f"The run has fewer checkpoints than average.count={plan.average}.")
+    if len(chosen) < plan.average.count:
+        logger.info(f"The run has fewer checkpoints than average.count={plan.average.count}.")
     final, working = output_dir / FINAL, output_dir / PARTIAL_FINAL
     is_resumed = trainer.state.global_step == trainer.steps_before  # without a step
     if is_resumed and is_average(final, names, steps_of(checkpoints_in(output_dir)[-1][1])):
@@ -90,6 +89,8 @@ def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]
     seconds = round(runtimes[-1] / steps, 4) if runtimes and steps else None
     sampler = trainer.token_sampler(data, shuffle=True)
     tokens = sampler.tokens / len(sampler) * sampler.num_processes * trainer.args.gradient_accumulation_steps
+    kind = "given" if start or plan.data.tokenizer.existing else plan.data.tokenizer.kind
+    symbols = {"source_symbols": len(tokenizers.source), "target_symbols": len(tokenizers.target)}
     sizes: dict[str, Any] = {"training_pairs": len(data), "validation_pairs": len(trainer.eval_dataset)}
     if isinstance(data, ShardedDataset):
         sizes |= {"pairs_of_corpora": counts} if len(counts := sampler.drawn_pairs()) > 1 else {}  # in an epoch
@@ -97,15 +98,10 @@ def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]
         sizes["pairs_of_corpora"] = np.bincount(data["corpus"][:]).tolist()
     return Evidence(
         model={"type": model.config.model_type, "parameters": model.num_parameters(), "preset": plan.data.model.preset},
-        languages=[plan.data.source_lang, plan.data.target_lang],
+        languages=[plan.data.section.source_lang, plan.data.section.target_lang],
         recipe=differences(plan.settings),
         data=sizes,
-        tokenizer={
-            "kind": "given" if start or plan.data.tokenizers else plan.data.vocabularies[0]["kind"],
-            "source_symbols": len(tokenizers.source),
-            "target_symbols": len(tokenizers.target),
-            "joint": tokenizers.is_joint,
-        },
+        tokenizer={"kind": kind, **symbols, "joint": tokenizers.is_joint},
         training={
             "steps": steps_of(newest),
             "seconds_per_step": seconds,
@@ -125,11 +121,7 @@ def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]
 
 
 def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
-    """
-    Recompute the running averages of batch norms for averaged weights: the mean over checkpoints is not that of the
-    averaged weights (Izmailov et al., 2018). They become mean and variance of training batches taken together, because
-    the sentences of one batch have similar lengths. Dropout is off, as in translation.
-    """
+    """Recompute the running averages of batch norms, which averaging does not give (Izmailov et al., 2018)."""
     model = load_model(folder, trainer.args.device)
     norms: list[Any] = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm1d)]
     for norm in norms:  # one after the other: each reads what the new averages of those before it produce
@@ -142,6 +134,7 @@ def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
                 model.get_encoder()(**{name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")})
                 means.append(norm.running_mean.clone())
                 variances.append(norm.running_var.clone())
+            # Mean and variance of all batches together: the sentences of one have similar lengths.
             norm.running_var.copy_(torch.stack(variances).mean(0) + torch.stack(means).var(0, correction=0))
             norm.running_mean.copy_(torch.stack(means).mean(0))
         norm.eval()
@@ -154,22 +147,22 @@ def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
 def test(plan: Plan, folder: Path) -> dict[str, Any]:
     """Translate the test sets; write translations beside the model's folder and into it, scores into its evidence."""
     translator = Translator.from_pretrained(folder, device=plan.arguments.device)
-    options, on_empty = plan.decoding, plan.data.reading["on_empty"]
-    languages = plan.data.source_lang, plan.data.target_lang
+    options, data = plan.decoding, plan.data.section
+    languages, on_empty = (data.source_lang, data.target_lang), data.on_empty
     decoding = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in TEXT_OPTIONS}
     results: dict[str, Any] = {"decoding": decoding}
-    sets = {test_set.name: load_test_set(test_set.corpora, *languages, on_empty) for test_set in plan.tests}
-    seen: set[str] | None = None
+    sets = {name: load_test_set(corpora, *languages, on_empty) for name, corpora in plan.tests.items()}
+    seen: set[str] | None = None  # sentences that are also in the training text
     with suppress(OSError, UserError):  # the text of prepared data may be elsewhere
-        pairs = load_pairs(plan.data.train, *languages, on_empty)
-        seen = seen_in_training((str(pair.source) for pair in pairs), chain(*(sources for sources, _ in sets.values())))
-    for test_set in plan.tests:
-        name, (sources, references) = test_set.name, sets[test_set.name]
+        wanted = {folded(source) for sources, _ in sets.values() for source in sources} - {""}
+        seen = wanted.intersection(folded(pair.source) for pair in load_pairs(data.train, *languages, on_empty))
+    for name, corpora in plan.tests.items():
+        (sources, references), scorer = sets[name], plan.scorer_of(name)
         rows: list[Any] = []  # tag and languages of each segment
-        for corpus in test_set.corpora:
+        for corpus in corpora:
             codes = tuple(corpus.language_columns(*languages, translator.tokenizers).values())
             rows += [(corpus.target_tag or "", codes) for _ in corpus.rows(*languages, on_empty, references=True)]
-        segments = sources, references, languages[1], options, test_set.scorer, map(stated, test_set.corpora)
+        segments = sources, references, languages[1], options, scorer, map(stated, corpora)
         score, texts, line = test_model(translator, name, *segments, *zip(*rows, strict=True))
         write_lines(folder.parent / f"{FINAL}-{name}.{languages[1]}", texts)
         logger.info(line)
@@ -178,7 +171,7 @@ def test(plan: Plan, folder: Path) -> dict[str, Any]:
             score.seen = len(sources) - len(clean)
             if clean and score.seen:
                 streams = [[stream[row] for row in clean] for stream in references]
-                own = test_set.scorer.scores([texts[row] for row in clean], streams)
+                own = scorer.scores([texts[row] for row in clean], streams)
                 score.clean_scores = {kind: one.score for kind, one in own.items()}
                 shown = ", ".join(f"{kind} {value:.2f}" for kind, value in score.clean_scores.items())
                 shown = f"{score.seen} sentences are in the training text; without them {shown}"
@@ -195,9 +188,3 @@ def test(plan: Plan, folder: Path) -> dict[str, Any]:
 def folded(text: Any) -> str:
     """Return a text without case, punctuation and spacing."""
     return re.sub(r"[\W_]+", " ", str(text).casefold()).strip()
-
-
-def seen_in_training(training: Iterable[str], sentences: Iterable[Any]) -> set[str]:
-    """Return the sentences, [`folded`], that also occur in the training text."""
-    wanted = set(map(folded, sentences)) - {""}
-    return {text for text in map(folded, training) if text in wanted}

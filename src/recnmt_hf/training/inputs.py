@@ -13,14 +13,14 @@ from datasets import Dataset, interleave_datasets
 from ..data.corpora import load_pairs
 from ..data.files import lock, open_output, reject_model_folder, remove, replacing
 from ..data.prepared import prepare_dataset, tokenizer_fingerprint
-from ..data.sharded import ShardedDataset, ShardRecord, read_json
+from ..data.sharded import Mixture, ShardedDataset, ShardRecord, read_json
 from ..data.sharding import prepare_shards
 from ..data.tokenization import check_known, load_tokenizer, require_control_tokens, train_tokenizer
 from ..data.tokenizer_pair import TARGET_TOKENIZER, TokenizerPair
 from ..data.tree_inputs import RELATIONS_FILE, Relations, TreeEncoder, tree_options
 from ..errors import ExistingFileError, UserError, short_repr
 from ..models.user_errors import masked
-from .building import Architecture, stage_configs
+from .building import stage_configs
 from .checkpoints import DATA
 from .plan import Plan, Preparation
 from .processes import Processes, logger
@@ -42,37 +42,36 @@ class Inputs:
 
 def prepare_inputs(plan: Plan, checkpoint: Path | None, processes: Processes) -> Inputs:
     """Return tokenizers, which a resumed run takes from its checkpoint, and data; the first process makes both."""
-    data = plan.data
-    tokenizers, trees = prepare_tokenizers(data, checkpoint, processes.on_main)
+    data = plan.data.section
+    tokenizers, trees = prepare_tokenizers(plan.data, checkpoint, processes.on_main)
+    names = ("source_lang", "target_lang", "on_empty", "num_proc", "on_long")
     prepare: Callable[..., Dataset] = partial(
         prepare_dataset,
         source_tokenizer=tokenizers.source,
         target_tokenizer=tokenizers.target,
         cache_dir=data.cache_dir or plan.output_dir / DATA,
         trees=trees,
-        **data.reading,
+        **{name: getattr(data, name) for name in names},
     )
+    lengths = {name: getattr(data, name) for name in ("max_source_length", "max_target_length")}
     # Validation pairs are limited only by the model's positions.
-    positions = data.model.fields.get("max_position_embeddings", 1024) - 1
-    least = 0 if data.reading["on_long"] == "truncate" else positions
-    longest = {name: max(data.limits[name], least) for name in ("max_source_length", "max_target_length")}
+    positions = plan.data.model.fields.get("max_position_embeddings", 1024) - 1
+    longest = {name: max(value, 0 if data.on_long == "truncate" else positions) for name, value in lengths.items()}
 
     def training_data() -> Dataset | ShardedDataset:
         if data.prepared is not None:
-            return load_shards(data, tokenizers, trees)
-        if data.mixture.temperature is None or len(data.train) == 1:
-            return prepare(data.train, **data.limits)
-        return mix([prepare([corpus], **data.limits) for corpus in data.train], data.mixture.temperature, data.seed)
+            return load_shards(plan.data, tokenizers, trees)
+        limits = {**lengths, "max_length_ratio": data.max_length_ratio}
+        if data.temperature is None or len(data.train) == 1:
+            return prepare(data.train, **limits)
+        return mix([prepare([corpus], **limits) for corpus in data.train], data.temperature, plan.data.seed)
 
     validation = processes.main_first(partial(prepare, data.validation, keep_text=True, **longest))
     return Inputs(tokenizers, processes.main_first(training_data), validation)
 
 
 def mix(parts: Sequence[Dataset], temperature: float, seed: int) -> Dataset:
-    """
-    Draw pairs from prepared corpora until each pair of each corpus was drawn, with probabilities proportional to
-    `size ** (1 / temperature)` (Arivazhagan et al., 2019, section 4.2).
-    """
+    """Draw pairs, until each was drawn, by `size ** (1 / temperature)` (Arivazhagan et al., 2019, section 4.2)."""
     weights = [len(part) ** (1 / temperature) for part in parts]
     probabilities = [weight / sum(weights) for weight in weights]
     marked = [part.add_column("corpus", [number] * len(part)) for number, part in enumerate(parts)]
@@ -86,17 +85,14 @@ def mix(parts: Sequence[Dataset], temperature: float, seed: int) -> Dataset:
 def prepare_tokenizers(
     data: Preparation, checkpoint: Path | None = None, on_main: Callable[..., Any] = lambda work: work()
 ) -> tuple[TokenizerPair, TreeEncoder | None]:
-    """
-    Load the tokenizers, or train them `on_main`, the first process. Return them with the encoder of dependency trees,
-    if the model reads any. Those of a checkpoint come first; a warm start has those of its baseline.
-    """
+    """Load the tokenizers, or train them `on_main`, the first process; return them, and an encoder of trees if any."""
     start, field = data.model.init_from, ""
     if checkpoint is not None:
         tokenizers = load_tokenizers(checkpoint)
-    elif data.prepared is not None:
-        tokenizers, field = TokenizerPair.load(data.prepared, source_subfolder=SOURCE_TOKENIZER), "data.prepared"
-    elif data.tokenizers:
-        given = [load_tokenizer(folder) for folder in data.tokenizers]
+    elif (prepared := data.section.prepared) is not None:
+        tokenizers, field = TokenizerPair.load(prepared, source_subfolder=SOURCE_TOKENIZER), "data.prepared"
+    elif data.tokenizer.existing:
+        given = [load_tokenizer(folder) for folder in data.tokenizer.existing]
         tokenizers, field = TokenizerPair(given[0], given[-1]), "tokenizer.source"
     elif start is not None:
         tokenizers = load_tokenizers(start)
@@ -119,13 +115,14 @@ def load_tokenizers(model: str | Path) -> TokenizerPair:
 
 def train_tokenizers(data: Preparation) -> TokenizerPair:
     """Train a tokenizer for both sides, or one for each, on text without tags."""
-    sides = [("source", "target")] if len(data.vocabularies) == 1 else [("source",), ("target",)]
-    logger.info(f"Training the {'joint ' if len(sides) == 1 else ''}{data.vocabularies[0]['kind']} tokenizer.")
-    corpora = [replace(corpus, source_tag=None, target_tag=None) for corpus in data.train]
+    section, tokenizer = data.section, data.tokenizer
+    sides = [("source", "target")] if tokenizer.joint else [("source",), ("target",)]
+    logger.info(f"Training the {'joint ' * tokenizer.joint}{tokenizer.kind} tokenizer.")
+    corpora = [replace(corpus, source_tag=None, target_tag=None) for corpus in section.train]
     trained = []
-    for names, settings in zip(sides, data.vocabularies, strict=True):
-        pairs = load_pairs(corpora, data.source_lang, data.target_lang, data.reading["on_empty"])
-        pairs = islice(pairs, data.tokenizer_settings["max_sentences"])
+    for names, settings in zip(sides, tokenizer.vocabularies, strict=True):
+        pairs = load_pairs(corpora, section.source_lang, section.target_lang, section.on_empty)
+        pairs = islice(pairs, tokenizer.max_sentences)
         trained.append(train_tokenizer((str(getattr(pair, name)) for pair in pairs for name in names), **settings))
     return TokenizerPair(trained[0], trained[-1])
 
@@ -134,7 +131,7 @@ def fit_to_corpora(data: Preparation, tokenizers: TokenizerPair) -> None:
     """Set the languages of tokenizers with tokens of languages to those of the first corpus, and check tags."""
     languages: dict[str, str | None] = {}
     for place, corpus in data.places:
-        own = corpus.language_columns(data.source_lang, data.target_lang, tokenizers)
+        own = corpus.language_columns(data.section.source_lang, data.section.target_lang, tokenizers)
         languages = languages or own
         for name, tokenizer in zip(("source_tag", "target_tag"), tokenizers, strict=True):
             if (tag := getattr(corpus, name)) is not None:
@@ -146,16 +143,16 @@ def fit_to_corpora(data: Preparation, tokenizers: TokenizerPair) -> None:
 
 def prepare_trees(data: Preparation, tokenizers: TokenizerPair) -> TreeEncoder | None:
     """Return the encoder of dependency trees, or `None` if the model or the training data has none."""
+    section = data.section
     if tree_options(stage_configs(data.model, tokenizers)[-1]) is None:
         return None
-    if not any(corpus.has_trees for corpus in data.train):
+    if not any(corpus.has_trees for corpus in section.train):
         reason = "The model reads dependency trees, but data.train has none. Set source_trees or tree_columns"
         logger.warning(f"Warning: {reason}, or on several processes training.ddp_find_unused_parameters=true.")
         return None
     if tokenizers.relations is None:
-        pairs = load_pairs(data.train, data.source_lang, data.target_lang, data.reading["on_empty"])
-        subtypes = data.tokenizer_settings["relation_subtypes"]
-        tokenizers.relations = Relations.count((pair.source for pair in pairs), subtypes)
+        pairs = load_pairs(section.train, section.source_lang, section.target_lang, section.on_empty)
+        tokenizers.relations = Relations.count((pair.source for pair in pairs), data.tokenizer.relation_subtypes)
         logger.info(f"{len(tokenizers.relations)} relations of dependency trees.")
     if without := [place for place, corpus in data.places if not corpus.has_trees]:
         logger.warning(f"Warning: {', '.join(without)} have no dependency trees; sources are read without them.")
@@ -164,17 +161,17 @@ def prepare_trees(data: Preparation, tokenizers: TokenizerPair) -> TreeEncoder |
 
 def load_shards(data: Preparation, tokenizers: TokenizerPair, trees: TreeEncoder | None) -> ShardedDataset:
     """Load training data in shards. `UserError` if it was prepared with another recipe or other tokenizers."""
-    shards = ShardedDataset(str(data.prepared), data.mixture)
-    manifest = shards.manifest
-    made = read_json(Path(str(data.prepared)) / TOKENIZER_SECTION) or data.tokenizer_settings
+    section, own, folder = data.section.shards, data.tokenizer.settings, str(data.section.prepared)
+    shards = ShardedDataset(folder, Mixture(data.section.weights, data.section.temperature))
+    manifest, made = shards.manifest, read_json(Path(folder) / TOKENIZER_SECTION) or own
     old: dict[str, Any] = {"dependency trees": manifest.get("trees"), "tokenizers": manifest["tokenizers"]}
     new: dict[str, Any] = {"dependency trees": trees and trees.fingerprint(), "tokenizers": fingerprints(tokenizers)}
-    for values, settings, section, corpora in (
+    for values, settings, tokenizer, corpora in (
         (old, manifest["settings"], made, [masked(corpus) for corpus, _ in manifest["corpora"]]),
-        (new, asdict(data.shards), data.tokenizer_settings, [corpus.identity() for corpus in data.train]),
+        (new, asdict(section), own, [corpus.identity() for corpus in data.section.train]),
     ):
-        values |= {f"data.{name}": settings.get(name) for name in asdict(data.shards)}
-        values |= {f"tokenizer.{name}": section.get(name) for name in data.tokenizer_settings}
+        values |= {f"data.{name}": settings.get(name) for name in asdict(section)}
+        values |= {f"tokenizer.{name}": tokenizer.get(name) for name in own}
         values["number of corpora in data.train"] = len(corpora)
         for number, corpus in enumerate(corpora):
             values |= {f"data.train[{number}].{name}": value for name, value in corpus.items()}
@@ -194,30 +191,29 @@ def changes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]
 
 
 def fingerprints(tokenizers: TokenizerPair) -> list[str]:
-    """Return what tells apart tokenizers that encode text differently."""
+    """Return what tells tokenizers apart that encode text differently."""
     return list(map(tokenizer_fingerprint, tokenizers))
 
 
 def prepare_in_shards(
     recipe: Recipe, output: Path, workers: int, part: tuple[int, int], on_shard: Callable[[ShardRecord], None]
 ) -> dict[str, Any] | None:
-    """
-    Prepare the training data of a recipe in shards ([`~recnmt_hf.data.prepare_shards`]), with its tokenizers, which are
-    trained first if necessary. `UserError` if the folder has data of another recipe.
-    """
+    """Prepare training data in shards ([`~recnmt_hf.data.prepare_shards`]), with tokenizers, trained if necessary."""
     output.mkdir(parents=True, exist_ok=True)
     reject_model_folder(output)
-    data = replace(Preparation.of(recipe, Architecture(**asdict(recipe.model))), prepared=None)
+    data = Preparation.of(recipe, recipe.model)
+    section, settings = data.section, data.tokenizer.settings
     with lock(output / ".lock", 24 * 3600):  # another part trains the tokenizers
         earlier, is_complete = read_json(output / TOKENIZER_SECTION), (output / SOURCE_TOKENIZER).is_dir()
         # A preparation that failed before it had tokenizers may be repeated with others.
-        has_others = is_complete and earlier != data.tokenizer_settings
+        has_others = is_complete and earlier != settings
         if has_others or (earlier is None and any(not path.name.startswith(".") for path in output.iterdir())):
             what = "other files" if earlier is None else "data that was prepared with other tokenizer settings"
             raise ExistingFileError(f"{output} has {what}.", field=output)
         with open_output(output / TOKENIZER_SECTION) as file:
-            json.dump(data.tokenizer_settings, file, indent=1)
-        tokenizers, trees = prepare_tokenizers(replace(data, prepared=str(output)) if is_complete else data)
+            json.dump(settings, file, indent=1)
+        made = replace(section, prepared=str(output) if is_complete else None)
+        tokenizers, trees = prepare_tokenizers(replace(data, section=made))
         if not is_complete:
             for name in (TARGET_TOKENIZER, RELATIONS_FILE):  # of a preparation that was killed
                 remove(output / name)
@@ -225,5 +221,5 @@ def prepare_in_shards(
             with replacing(output / SOURCE_TOKENIZER) as folder:
                 tokenizers.source.save_pretrained(str(folder))
     return prepare_shards(
-        data.train, tokenizers, output, data.shards, workers=workers, part=part, trees=trees, on_shard=on_shard
+        section.train, tokenizers, output, section.shards, workers=workers, part=part, trees=trees, on_shard=on_shard
     )

@@ -54,10 +54,7 @@ class TextScorer:
 
 
 def higher_is_better(metric: str, given: bool | None = None) -> bool:
-    """
-    Return whether higher values of a metric are better. The direction of an unknown metric may be given; `UserError` if
-    it contradicts that of a known one. Prefixes such as `eval_` and names of datasets are ignored.
-    """
+    """Return whether higher values of a metric are better; `given` decides for unknown ones alone."""
     last = metric.lower().rsplit("_", 1)[-1]
     known = False if last in LOWER else True if last in HIGHER else None
     if given is not None and known is not None and given is not known:

@@ -1,14 +1,11 @@
-"""
-A plan: everything that a recipe decides about a run, resolved once, so that the run sees no recipe; and its dry run on
-the meta device, which finds settings that are wrong before data is read or written.
-"""
+"""A plan: everything that a recipe decides about a run; and its dry run, which finds wrong settings before data."""
 
 from __future__ import annotations
 
 import copy
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,21 +15,21 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.training_args import ParallelMode
 
 from ..data.corpora import Corpus
-from ..data.files import open_output
 from ..data.prepared import ShardSettings
-from ..data.sharded import Mixture, load_manifest
+from ..data.sharded import load_manifest
 from ..errors import UserError
 from ..inference.options import DecodingOptions
 from ..metrics.bleu import bleu_tokenizer
 from ..models.user_errors import masked
 from .arguments import TranslationTrainingArguments
-from .building import Architecture, build_config, with_fields_of
+from .building import ModelSection, build_config, with_fields_of
 from .checkpoints import BASELINE, RECIPE, mapping_in
 from .guided_alignment import GuidedAlignment
 from .metrics import BY_METRIC, TextScorer
 from .processes import logger
 from .recipe import NO_EFFECT, Recipe
 from .recipe_yaml import dump_yaml
+from .sections import AverageSection, DataSection, TokenizerSection
 
 
 # Fields that do not determine an update, so that a resumed run may change them. Data and batches are compared by what
@@ -60,59 +57,19 @@ OF_EVALUATIONS |= {f"training.{name}" for name in ("rouge_units", "text_metric")
 class Preparation:
     """How tokenizers and data are made."""
 
-    model: Architecture
+    model: ModelSection
+    section: DataSection  # its corpora for training have links only if training uses them
+    tokenizer: TokenizerSection
     places: tuple[tuple[str, Corpus], ...]  # all corpora with their places in the recipe, e.g. `"data.train[0]"`
-    train: list[Corpus]  # with their links only if training uses them
-    validation: list[Corpus]
-    source_lang: str
-    target_lang: str
-    reading: dict[str, Any]  # arguments of `prepare_dataset` for all sets
-    limits: dict[str, Any]  # largest numbers of tokens of a training pair, and largest ratio
-    mixture: Mixture
-    seed: int  # of the mixture
-    shards: ShardSettings
-    prepared: str | None  # folder of shards
-    cache_dir: str | None
-    tokenizers: list[str]  # existing ones, one for both sides or one for each
-    vocabularies: list[dict[str, Any]]  # else the arguments of `train_tokenizer`, in the same way
-    tokenizer_settings: dict[str, Any]  # all, as data in shards records them
+    seed: int  # of a mixture of corpora
 
     @classmethod
-    def of(cls, recipe: Recipe, model: Architecture) -> Preparation:
+    def of(cls, recipe: Recipe, model: ModelSection) -> Preparation:
         """Resolve what a recipe states about data and tokenizers; they are for `model`."""
-        data, section = recipe.data, recipe.tokenizer
-        sides = [(section.kind, section.vocab_size, section.source)]
-        if not section.joint:
-            kind, size = section.target_kind or section.kind, section.target_vocab_size or section.vocab_size
-            sides.append((kind, size, section.target or section.source))
-
-        def of_data(*names: str) -> dict[str, Any]:
-            return {name: getattr(data, name) for name in names}
-
-        return cls(
-            model=model,
-            places=tuple(recipe.corpora),
-            train=[corpus if recipe.guides_alignment else replace(corpus, alignments=None) for corpus in data.train],
-            **of_data("validation", "source_lang", "target_lang", "prepared", "cache_dir"),
-            reading=of_data("source_lang", "target_lang", "on_empty", "num_proc", "on_long"),
-            limits=of_data("max_source_length", "max_target_length", "max_length_ratio"),
-            mixture=Mixture(data.weights, data.temperature),
-            seed=recipe.training.seed,
-            shards=ShardSettings(**of_data(*(entry.name for entry in fields(ShardSettings)))),
-            tokenizers=[source for _, _, source in sides if source is not None],
-            vocabularies=[
-                {
-                    "kind": kind,
-                    "vocab_size": size,
-                    "min_frequency": section.min_frequency,
-                    "lowercase": section.lowercase,
-                    "tags": section.tags,
-                    "byte_fallback": section.byte_fallback if kind == "bpe" else None,
-                }
-                for kind, size, _ in sides
-            ],
-            tokenizer_settings={**asdict(section), "dropout": 0.0},
-        )
+        data = recipe.data
+        if not recipe.guides_alignment:
+            data = replace(data, train=[replace(corpus, alignments=None) for corpus in data.train])
+        return cls(model, data, recipe.tokenizer, tuple(recipe.corpora), recipe.training.seed)
 
 
 @dataclass(frozen=True)
@@ -127,36 +84,22 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class TestSet:
-    """A test set, and the scorer of its translations."""
-
-    __test__ = False  # for pytest
-
-    name: str
-    corpora: list[Corpus]
-    scorer: TextScorer
-
-
-@dataclass(frozen=True)
 class Plan:
     """Everything that a recipe decides about a run. `settings` is the recipe as a mapping, which the run records."""
 
     output_dir: Path
     stages: tuple[Stage, ...]
     data: Preparation
-    tests: tuple[TestSet, ...]
+    tests: dict[str, list[Corpus]]
     decoding: DecodingOptions
     guided_alignment: GuidedAlignment | None
-    bpe_dropout: float
-    average: int  # number of checkpoints
-    average_best: bool  # the best ones instead of the last
+    average: AverageSection
     settings: dict[str, Any]
 
     @classmethod
     def of(cls, recipe: Recipe, output_dir: str | Path = "outputs", resumed_from: Path | None = None) -> Plan:
         """Resolve a recipe. `resumed_from` is a complete checkpoint of the run in the output folder, if it resumes."""
-        output_dir, training, data, average = Path(output_dir), recipe.training, recipe.data, recipe.average
-        model = Architecture(**asdict(recipe.model))
+        output_dir, training, average, model = Path(output_dir), recipe.training, recipe.average, recipe.model
         if model.init_from is not None:
             model = with_fields_of(resumed_from or model.init_from, model)
         steps, max_steps = training.baseline_steps, training.max_steps
@@ -171,31 +114,22 @@ class Plan:
         # If the newest checkpoint is damaged, the run resumes from the one before.
         keep, least = ("keep_best", 1) if average.which == "best" else ("keep_last", 2)
         given = training.trainer_settings()
-        arguments = TranslationTrainingArguments(
-            output_dir=str(output_dir), **{keep: max(least, average.count), **given}
-        )
+        kept = {keep: max(least, average.count), **given}
+        arguments = TranslationTrainingArguments(output_dir=str(output_dir), **kept)
         last = Stage(arguments, training.early_stopping_patience, init_from=model.init_from)
         stages = [last]
         if steps is not None:  # no checkpoints of the baseline are averaged
             checkpoint = output_dir / BASELINE / f"checkpoint-{int(steps)}"
             first = TranslationTrainingArguments(output_dir=str(output_dir / BASELINE), **given)
             stages = [Stage(first, last_step=int(steps)), replace(last, init_from=checkpoint, baseline=checkpoint)]
-        scorer = training.scorer
-        tests = []
-        for name, corpora in recipe.test.items():  # which may be in another language than the training data
-            own = bleu_tokenizer(corpora[0].languages(data.source_lang, data.target_lang)[1])
-            is_default = scorer.tokenize in (None, bleu_tokenizer(data.target_lang))
-            tests.append(TestSet(name, corpora, replace(scorer, tokenize=own) if is_default else scorer))
         return cls(
             output_dir=output_dir,
             stages=tuple(stages),
             data=Preparation.of(recipe, model),
-            tests=tuple(tests),
+            tests=recipe.test,
             decoding=recipe.decoding,
             guided_alignment=recipe.guided_alignment if recipe.guides_alignment else None,
-            bpe_dropout=recipe.tokenizer.dropout,
-            average=average.count,
-            average_best=average.which == "best",
+            average=average,
             settings=settings,
         )
 
@@ -204,21 +138,23 @@ class Plan:
         """Arguments of the last stage."""
         return self.stages[-1].arguments
 
+    def scorer_of(self, test: str) -> TextScorer:
+        """Return the scorer of a test set, which may be in another language than the training data."""
+        scorer, data = self.arguments.scorer, self.data.section
+        language = self.tests[test][0].languages(data.source_lang, data.target_lang)[1]
+        is_default = scorer.tokenize in (None, bleu_tokenizer(data.target_lang))
+        return replace(scorer, tokenize=bleu_tokenizer(language)) if is_default else scorer
+
     @property
     def compares_evaluations(self) -> bool:
         """Whether the run compares scores of evaluations at different steps."""
         by_metric = self.arguments.lr_scheduler_type in BY_METRIC
-        return self.average_best or by_metric or self.stages[-1].patience is not None
+        return self.average.which == "best" or by_metric or self.stages[-1].patience is not None
 
     @property
     def identity(self) -> dict[str, Any]:
         """The values that a resumed run must not change, by field of the recipe."""
         return identity_of(self.settings, self.compares_evaluations)
-
-    def save(self) -> None:
-        """Write the recipe with all defaults, its secrets masked, into the output folder."""
-        with open_output(self.output_dir / RECIPE) as file:
-            file.write(dump_yaml(self.settings))
 
     def describe(self) -> str:
         """Return the plan as YAML: stages, the recipe with all defaults, and what a resumed run must not change."""
@@ -258,12 +194,12 @@ TRAINING_BYTES, WEIGHT_BYTES = 16, 4
 
 def dry_run(plan: Plan) -> None:
     """Build model, optimizer and schedule of a plan without memory, and look for its files. Writes nothing."""
-    data, arguments = plan.data, plan.arguments
-    if data.mixture.weights and data.prepared is None:
+    data, arguments = plan.data.section, plan.arguments
+    if data.weights and data.prepared is None:
         raise UserError("data.weights requires data.prepared, or use data.temperature.", field="data.weights")
     if data.prepared is not None:
         load_manifest(Path(data.prepared))  # raises if there is none
-    for place, corpus in data.places:  # a test set must not be missed after training
+    for place, corpus in plan.data.places:  # a test set must not be missed after training
         if data.prepared is None or not place.startswith("data.train"):
             corpus.check_languages(data.source_lang, data.target_lang)
             corpus.check_files(data.source_lang, data.target_lang)
@@ -300,8 +236,8 @@ def dry_run(plan: Plan) -> None:
 def model_on_meta(plan: Plan) -> PreTrainedModel:
     """Build the last stage's model on the meta device, and check its positions, memory and beams."""
     vocabulary: dict[str, Any] = {}
-    if not (plan.data.model.init_from or plan.data.tokenizers):
-        sizes = [settings["vocab_size"] for settings in plan.data.vocabularies]
+    if not (plan.data.model.init_from or plan.data.tokenizer.existing):
+        sizes = [settings["vocab_size"] for settings in plan.data.tokenizer.vocabularies]
         vocabulary = {"vocab_size": sizes[0], "share_encoder_decoder_embeddings": len(sizes) == 1}
         if len(sizes) > 1:
             vocabulary["decoder_vocab_size"] = sizes[1]
@@ -309,7 +245,7 @@ def model_on_meta(plan: Plan) -> PreTrainedModel:
     # The table of positions is made in float64 before the weights' dtype is applied.
     needed = 4 * 8 * config.max_position_embeddings * config.d_model if config.sides_with_positions else 0
     for side in config.sides_with_positions:
-        field, longest = f"data.max_{side}_length", plan.data.limits[f"max_{side}_length"]
+        field, longest = f"data.max_{side}_length", getattr(plan.data.section, f"max_{side}_length")
         if longest > config.max_position_embeddings:
             raise UserError(
                 f"{field}={longest} exceeds the model's {config.max_position_embeddings} positions.", field=field

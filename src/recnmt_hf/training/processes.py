@@ -60,10 +60,7 @@ class Processes:
         self.waiting: Any = dist.new_group(backend="gloo", timeout=NO_TIMEOUT) if self.count > 1 else None
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """
-        Run work on the first process, and return its (pickled) result on all; the others wait without timeout. If it
-        fails, they raise `SystemExit`.
-        """
+        """Run work on the first process, and return its (pickled) result on all, which wait without timeout."""
         if self.waiting is None:
             return work()
         answer: list[Any] = [False, None]

@@ -17,7 +17,7 @@ from ..metrics.bleu import bleu_tokenizer
 from ..options import DEFAULT, check_value, given_fields, mapping, parse, stated
 from .building import ModelSection
 from .guided_alignment import GuidedAlignment
-from .metrics import higher_is_better
+from .metrics import TEXT_METRICS
 from .recipe_yaml import apply_overrides, dump_yaml, read_recipe
 from .sections import (
     NO_EFFECT,
@@ -173,9 +173,8 @@ def check_sections(recipe: Recipe) -> None:
 
     # evaluations
     metric = training.metric_for_best_model.removeprefix("eval_")
-    of_text = training.scorer.names if training.bleu_samples > 0 else ()
+    of_text = TEXT_METRICS[training.text_metric] if training.bleu_samples > 0 else ()
     check_value("training.metric_for_best_model", metric, Literal[("loss", "perplexity", *of_text)])
-    higher_is_better(metric, training.values.get("greater_is_better"))
     uses_best = average.which == "best"
     for name, is_set in (
         ("training.early_stopping_patience", training.early_stopping_patience),

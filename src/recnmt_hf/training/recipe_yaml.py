@@ -110,23 +110,19 @@ def read_recipe(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any
     if content is None:
         raise UserError(f"{path} is empty.", field=path)
     content = mapping(content, str(path))
-    extended = content.pop("extends", None)
-    if extended is None:
+    if (extended := content.pop("extends", None)) is None:
         return content
     base = path.parent / check_value("extends", extended, str)
     return merge(read_recipe(base, (*extended_by, path.resolve())), content)
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any], depth: int = FIELD_DEPTH) -> dict[str, Any]:
-    """
-    Merge changes into a base: mappings are merged, other values replaced. Down to `depth`, `None` becomes `DEFAULT`;
-    deeper, as in `model.fields`, it is a value.
-    """
+    """Merge changes into a base. Down to `depth`, `None` becomes `DEFAULT`; deeper, as in `model.fields`, it stays."""
     result = dict(base)
     for name, value in changes.items():
         if isinstance(value, Mapping):
-            inner = result.get(name)
-            result[name] = merge(inner if isinstance(inner, Mapping) else {}, value, max(depth - 1, 0))
+            inner = result[name] if isinstance(result.get(name), Mapping) else {}
+            result[name] = merge(inner, value, max(depth - 1, 0))
         else:
             result[name] = DEFAULT if value is None and depth else value
     return result

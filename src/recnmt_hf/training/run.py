@@ -32,6 +32,7 @@ from .inputs import Inputs, changes_of, prepare_inputs
 from .plan import Plan, Stage, dry_run, identity_of, values_of
 from .processes import Processes, logger, settings_of_one_run
 from .recipe import TRAINING_OPTIONS, Recipe, check_planned_steps
+from .recipe_yaml import dump_yaml
 from .trainer import TranslationTrainer
 
 
@@ -118,7 +119,7 @@ def checkpoint_to_resume(output_dir: Path) -> Path | None:
 
 def refuse_own_files(plan: Plan) -> None:
     """Raise `UserError` if a run starts from files of the run that it overwrites."""
-    used = [plan.data.model.init_from, *plan.data.tokenizers]
+    used = [plan.data.model.init_from, *plan.data.tokenizer.existing]
     used += [file for _, corpus in plan.data.places for file in corpus.local_files()]
     folder = plan.output_dir.resolve()
     for path in filter(None, used):
@@ -132,9 +133,9 @@ def report(plan: Plan, inputs: Inputs, config: Any, checkpoint: Path | None, pro
     count = f"{processes.count} process" + "es" * (processes.count > 1)
     pairs = f"{len(inputs.train)} training pairs, {len(inputs.validation)} validation pairs"
     logger.info(f"{pairs}; {count} on {processes.state.device}.")
-    for test in plan.tests:
-        if list(test.corpora) == list(plan.data.validation):
-            logger.warning(f"Warning: test.{test.name} is the validation set, on which checkpoints were chosen.")
+    for name, corpora in plan.tests.items():
+        if corpora == plan.data.section.validation:
+            logger.warning(f"Warning: test.{name} is the validation set, on which checkpoints were chosen.")
     is_first = checkpoint is None and plan.stages[-1].init_from is None and config.baseline() is not None
     if is_first and config.baseline_first:
         remedy = "Set training.baseline_steps, or model.init_from to a baseline."
@@ -145,7 +146,8 @@ def begin(plan: Plan, record: Mapping[str, Any], checkpoint: Path | None, overwr
     """Write recipe and record of a run that can start, and delete the run that it overwrites."""
     if overwrite:
         checkpoints.delete_run(plan.output_dir)
-    plan.save()
+    with open_output(plan.output_dir / RECIPE) as file:
+        file.write(dump_yaml(plan.settings))
     with open_output(plan.output_dir / RECORD) as file:
         json.dump(record, file, indent=1)
     for stage in plan.stages if checkpoint is not None else ():
@@ -179,7 +181,7 @@ def trainer_of(plan: Plan, stage: Stage, config: Any, inputs: Inputs, checkpoint
         baseline=stage.baseline,
         last_step=stage.last_step,
         validation_decoding=stated(plan.decoding),
-        bpe_dropout=plan.bpe_dropout,
+        bpe_dropout=plan.data.tokenizer.dropout,
         guided_alignment=plan.guided_alignment,
     )
     if stage.last_step is not None:  # a baseline's

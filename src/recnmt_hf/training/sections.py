@@ -1,7 +1,7 @@
 """The sections of recipes: fields, types, ranges and defaults."""
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Annotated, Any
 
@@ -9,14 +9,14 @@ import torch
 
 from .._loading_errors import folder_of_model
 from ..data.corpora import Corpus, parse_corpora
-from ..data.prepared import KEYS_OF_DUPLICATES
+from ..data.prepared import KEYS_OF_DUPLICATES, ShardSettings
 from ..data.text import ON_EMPTY, ON_LONG
 from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES, check_tags
 from ..errors import UserError, short_repr
 from ..options import LANGUAGE, Range, check_options, documented, given_fields, option, options_of, parse
 from .arguments import training_options
 from .building import MOST_SIZE
-from .metrics import TextScorer
+from .metrics import TEXT_METRICS
 
 
 _LENGTH = Range(least=2, most=2**20)  # a word and the end token
@@ -39,51 +39,27 @@ class DataSection:
         metadata={"help": "corpora to evaluate on during training; the generated one by default"},
     )
     on_empty: str = option("error", "treatment of pairs with an empty side", choices=ON_EMPTY)
-    max_source_length: Annotated[int, _LENGTH] = option(
-        256,
-        "maximum number of source tokens of a training pair; validation pairs may be as long as the model's positions",
-    )
+    max_source_length: Annotated[int, _LENGTH] = option(256, "maximum number of source tokens of a training pair")
     max_target_length: Annotated[int, _LENGTH] = option(256, "maximum number of target tokens of a training pair")
     on_long: str = option(
-        "skip",
-        "skip: leave out training pairs that are too long; truncate: truncate them, and the sources of validation and "
-        "test sets",
-        choices=ON_LONG,
+        "skip", "skip or truncate longer training pairs; truncate: also sources of other sets", choices=ON_LONG
     )
-    max_length_ratio: Annotated[float | None, Range(least=1)] = option(
-        None, "maximum ratio of the two lengths of a training pair"
-    )
+    max_length_ratio: Annotated[float | None, Range(least=1)] = option(None, "maximum ratio of the lengths of a pair")
     temperature: Annotated[float | None, Range(least=1, most=1000)] = option(
-        None,
-        "draw pairs from the corpora of train with probabilities proportional to their size to the power of 1 / "
-        "temperature, so that small corpora are repeated; null: read each pair once",
+        None, "draw pairs of a corpus by its size to the power of 1 / temperature; null: read each pair once"
     )
-    weights: list[float] | None = field(
-        default=None,
-        metadata={
-            "help": "how often each corpus of train is read in an epoch (prepared data only); for a fraction, a fixed "
-            "part of it is read"
-        },
+    weights: list[float] | None = option(
+        None, "how often each corpus is read in an epoch (prepared data only); a fraction reads a fixed part of it"
     )
-    prepared: str | None = option(
-        None, "folder that `recnmt prepare` wrote from this recipe; training reads its shards instead of `train`"
-    )
-    shard_size: Annotated[int, Range(least=1, most=10**7)] = option(
-        100_000, "for `recnmt prepare`: number of lines of a corpus in a shard"
-    )
+    prepared: str | None = option(None, "folder that `recnmt prepare` wrote from this recipe, read instead of `train`")
+    shard_size: Annotated[int, Range(least=1, most=10**7)] = option(100_000, "for `recnmt prepare`: lines of a shard")
     deduplicate: str | None = option(
-        None,
-        "for `recnmt prepare`: remove pairs that occurred before; source, target: compare only this side",
-        choices=(None, *KEYS_OF_DUPLICATES),
+        None, "for `recnmt prepare`: remove pairs that repeat an earlier one", choices=(None, *KEYS_OF_DUPLICATES)
     )
     min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
-        None,
-        "for `recnmt prepare`: remove pairs if the probability that a side is in its language is lower (needs the "
-        "extra `filters`)",
+        None, "for `recnmt prepare`: least probability that a side is in its language (needs the extra `filters`)"
     )
-    cache_dir: str | None = option(
-        None, "folder for the tokenized training data; null: a subfolder of the output folder"
-    )
+    cache_dir: str | None = option(None, "folder for tokenized data; null: a subfolder of the output folder")
     num_proc: Annotated[int | None, Range(least=1, most=1024)] = option(None, "number of processes that tokenize")
 
     def __post_init__(self) -> None:
@@ -106,42 +82,33 @@ class DataSection:
             for number, corpus in enumerate(getattr(self, name)):
                 corpus.check_single_target(f"{name}[{number}]")
 
+    @property
+    def shards(self) -> ShardSettings:
+        """Settings of data in shards."""
+        return ShardSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ShardSettings)})
+
 
 @documented
 @dataclass
 class TokenizerSection:
     """Section `tokenizer`. It is trained on the training corpora, unless `source` or `model.init_from` provides one."""
 
-    kind: str = option(
-        "bpe", "kind of the source tokenizer; space: split tokenized text at spaces", choices=TOKENIZER_TYPES
-    )
+    kind: str = option("bpe", "source tokenizer; space: splits tokenized text at spaces", choices=TOKENIZER_TYPES)
     vocab_size: Annotated[int, _SYMBOLS] = option(8000, "number of source symbols, and of target symbols by default")
     target_kind: str | None = option(
         None, "kind of a separate target tokenizer; null: the source's", choices=(None, *TOKENIZER_TYPES)
     )
-    target_vocab_size: Annotated[int | None, _SYMBOLS] = option(
-        None, "number of symbols of a separate target tokenizer; null: vocab_size"
-    )
+    target_vocab_size: Annotated[int | None, _SYMBOLS] = option(None, "number of target symbols; null: vocab_size")
     joint: bool = option(True, "one vocabulary for both sides")
     min_frequency: Annotated[int, Range(least=1)] = option(1, "minimum frequency of a symbol")
     lowercase: bool = option(False, "lowercase all text")
-    byte_fallback: bool | None = option(
-        None, "encode unknown characters as bytes (BPE only; takes 256 symbols); null: if vocab_size >= 1000"
-    )
-    max_sentences: Annotated[int | None, Range(least=1)] = option(
-        None, "maximum number of sentence pairs to train the tokenizer on"
-    )
-    tags: list[str] = field(
-        default_factory=list, metadata={"help": "symbols that are never split, such as >>de<< and <bt>"}
-    )
+    byte_fallback: bool | None = option(None, "encode unknown characters as bytes (bpe); null: if vocab_size >= 1000")
+    max_sentences: Annotated[int | None, Range(least=1)] = option(None, "maximum number of pairs that are read")
+    tags: list[str] = field(default_factory=list, metadata={"help": "symbols that are never split, such as >>de<<"})
     dropout: Annotated[float, Range(least=0, below=1)] = option(
-        0.0,
-        "BPE dropout: probability of skipping a merge in training; each epoch segments the text differently; 0.1 is "
-        "usual, 0 disables it",
+        0.0, "BPE dropout: probability of skipping a merge, drawn anew in each epoch; 0.1 is usual, 0 disables it"
     )
-    relation_subtypes: bool = option(
-        False, "distinguish subtypes of the relations in dependency trees, such as nsubj:pass and nsubj"
-    )
+    relation_subtypes: bool = option(False, "distinguish subtypes of relations in trees, such as nsubj:pass and nsubj")
     source: str | None = option(None, "folder or model id of an existing source tokenizer")
     target: str | None = option(None, "folder or model id of an existing target tokenizer")
 
@@ -157,6 +124,30 @@ class TokenizerSection:
         for name in ("source", "target"):
             if (path := getattr(self, name)) is not None:
                 setattr(self, name, folder_of_model(path))
+
+    @property
+    def existing(self) -> list[str]:
+        """Existing tokenizers, one for both sides or one for each; empty if they are to be trained."""
+        if self.source is None:
+            return []
+        return [self.source] if self.joint else [self.source, self.target or self.source]
+
+    @property
+    def vocabularies(self) -> list[dict[str, Any]]:
+        """Arguments of [`~recnmt_hf.data.train_tokenizer`], for both sides or for each."""
+        sides = [(self.kind, self.vocab_size)]
+        if not self.joint:
+            sides.append((self.target_kind or self.kind, self.target_vocab_size or self.vocab_size))
+        shared = {name: getattr(self, name) for name in ("min_frequency", "lowercase", "tags")}
+        return [
+            {"kind": kind, "vocab_size": size, "byte_fallback": self.byte_fallback if kind == "bpe" else None, **shared}
+            for kind, size in sides
+        ]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields as data in shards records them, whose texts are segmented without dropout."""
+        return {**asdict(self), "dropout": 0.0}
 
 
 @documented
@@ -188,9 +179,7 @@ class RunSection:
         None, "number of evaluations without a better metric_for_best_model after which training ends"
     )
     baseline_steps: Annotated[float | None, Range(above=0, share=True)] = option(
-        None,
-        "number (or share) of max_steps for a first stage, which trains the plain model from which the variant starts; "
-        "its checkpoints are in the subfolder `baseline` of the output",
+        None, "number (or share) of max_steps of a first stage, for the plain model from which the variant starts"
     )
 
 
@@ -255,7 +244,7 @@ class TrainingSection:
             values["baseline_steps"] = int(values["baseline_steps"])
         self.__dict__["values"] = values
         if "metric_for_best_model" not in given:
-            self.metric_for_best_model = self.scorer.names[-1] if self.bleu_samples > 0 else "loss"
+            self.metric_for_best_model = TEXT_METRICS[self.text_metric][-1] if self.bleu_samples > 0 else "loss"
 
     def __getattr__(self, name: str) -> Any:
         if name not in TRAINING_OPTIONS:
@@ -273,11 +262,6 @@ class TrainingSection:
         """Whether the run uses the CPU."""
         given = self.values.get("use_cpu")
         return not torch.accelerator.is_available() if given is None else bool(given)
-
-    @property
-    def scorer(self) -> TextScorer:
-        """Scorer of generated text."""
-        return TextScorer(self.text_metric, self.rouge_units, self.bleu_lowercase, self.bleu_tokenize)
 
     def trainer_settings(self) -> dict[str, Any]:
         """Return the arguments of [`~recnmt_hf.TranslationTrainingArguments`]."""

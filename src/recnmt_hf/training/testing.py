@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,6 @@ OF_BEAMS = ("beams", "num_hypotheses", "alignments", "on_long", "generate")
 # Decoding options that every score records.
 ALWAYS = ("beams", "length_penalty_type", "length_penalty")
 SAMPLES = 1000
-# Exponents alpha of the length penalty that are compared.
-GRID = tuple(round(0.1 * step, 1) for step in range(21))
-# Hypotheses of each sentence that are rescored.
-N_BEST = 16
 
 
 def validation_options(decoding: Mapping[str, Any], beams: int) -> DecodingOptions:
@@ -55,21 +51,14 @@ def translate_segments(
     options: DecodingOptions,
     warn_short: bool = False,
 ) -> list[str]:
-    """
-    Return the translations of a validation or test set, one line each. Sources are not split, which would make scores
-    incomparable. Each segment has a prefix, and the codes of its languages if the model has tokens of languages.
-    """
+    """Return translations of one line each, from segments with prefixes and, for some models, codes of languages."""
     texts = [""] * len(sources)
     for codes in dict.fromkeys(languages):
         rows = [row for row, own in enumerate(languages) if own == codes]
         names: dict[str, Any] = dict(zip(("source_lang", "target_lang"), codes, strict=False))
-        results = translator.translate(
-            [sources[row] for row in rows],
-            replace(options, split_sentences="never", **names),
-            [prefixes[row] for row in rows],
-            scores=False,
-            warn_short=warn_short,
-        )
+        own = replace(options, split_sentences="never", **names)  # splitting would make scores incomparable
+        segments = [sources[row] for row in rows], own, [prefixes[row] for row in rows]
+        results = translator.translate(*segments, scores=False, warn_short=warn_short)
         for row, result in zip(rows, results, strict=True):
             texts[row] = on_one_line(result.text)
     return texts
@@ -88,10 +77,9 @@ def test_model(
     languages: Sequence[tuple[str | None, ...]] = (),
 ) -> tuple[TestScore, list[str], str]:
     """
-    Translate and score a test set with one or several sets of references. Return the score with `dataset` (its corpora,
-    as in recipes), the translations, and a line with the score. `language` is the suffix of the file of translations.
+    Translate and score a test set with one or several sets of references. Return the score with `dataset`, its corpora
+    as in recipes, the translations and a line with the score. Their file has the suffix `language`.
     """
-    default = DecodingOptions()
     prefixes, languages = prefixes or [""] * len(sources), languages or [()] * len(sources)
     texts = translate_segments(translator, sources, prefixes, languages, options, scorer.metric != "rouge")
     scores = scorer.scores(texts, references)
@@ -100,27 +88,21 @@ def test_model(
         faults += cut_references(translator, sources, references, options)
     for fault in faults:
         logger.warning(f"Warning: {name}: {fault}")
-    return (
-        TestScore(
-            name=name,
-            scores={kind: score.score for kind, score in scores.items()},
-            signature=next(iter(scores.values())).signature,
-            sentences=len(sources),
-            source_sha256=sum_of_lines(sources),
-            reference_sha256=sum_of_lines(chain(*references)),
-            decoding={
-                entry.name: value
-                for entry in fields(options)
-                if (value := getattr(options, entry.name)) != getattr(default, entry.name) or entry.name in ALWAYS
-            },
-            translations=f"{TRANSLATIONS}/{name}.{language}",
-            dataset=[dict(corpus) for corpus in dataset],
-            references=len(references),
-            length_ratio=next(iter(scores.values())).length_ratio,
-        ),
-        texts,
-        f"{name}: {', '.join(map(str, scores.values()))}",
+    default, first = asdict(DecodingOptions()), next(iter(scores.values()))
+    score = TestScore(
+        name=name,
+        scores={kind: score.score for kind, score in scores.items()},
+        signature=first.signature,
+        sentences=len(sources),
+        source_sha256=sum_of_lines(sources),
+        reference_sha256=sum_of_lines(chain(*references)),
+        decoding={key: value for key, value in asdict(options).items() if value != default[key] or key in ALWAYS},
+        translations=f"{TRANSLATIONS}/{name}.{language}",
+        dataset=[dict(corpus) for corpus in dataset],
+        references=len(references),
+        length_ratio=first.length_ratio,
     )
+    return score, texts, f"{name}: {', '.join(map(str, scores.values()))}"
 
 
 def cut_references(
@@ -218,26 +200,3 @@ def sample_scores(trainer: Any, dataset: Dataset) -> dict[str, MetricScore]:
     pairs = list(zip(own, translations, strict=True))
     pairs = sorted(gather_object(pairs)) if world > 1 else pairs
     return trainer.args.scorer.scores([text for _, text in pairs], references)
-
-
-def tune_length_penalty(
-    translator: Translator,
-    sources: Sequence[Any],
-    references: Sequence[Sequence[str]],
-    options: DecodingOptions,
-    scorer: TextScorer,
-) -> dict[float, float]:
-    """
-    Return the score on a validation set by exponent of [`GRID`], the best one first. Each sentence is translated once,
-    and its [`N_BEST`] hypotheses are rescored; a search with the chosen exponent may find others.
-    """
-    wide = max(N_BEST, options.beams)
-    options = replace(options, beams=wide, num_hypotheses=wide, split_sentences="never")
-    lists = [translation.hypotheses for translation in translator.translate(sources, options)]
-    scores = {}
-    for alpha in GRID:
-        penalty = replace(options, length_penalty=alpha).penalty()
-        best = [max(rows, key=lambda row: row.log_prob / max(len(row.tokens), 1) ** penalty) for rows in lists]
-        *_, score = scorer.scores([on_one_line(row.text) for row in best], references).values()
-        scores[alpha] = score.score
-    return dict(sorted(scores.items(), key=lambda entry: -entry[1]))

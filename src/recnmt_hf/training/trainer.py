@@ -100,7 +100,8 @@ class TranslationTrainer(Seq2SeqTrainer):
         args.remove_unused_columns = False
         args.save_total_limit = None  # `keep_last` and `keep_best` decide
         config = getattr(model, "config", None)
-        if smooths_itself(model):
+        self.smooths_itself = smooths_itself(model)
+        if self.smooths_itself:
             # The Trainer writes this into the configuration. With labels these models use no cache anyway, and
             # generation with the trained model needs one.
             args.use_cache = cast("PreTrainedModel", model).config.use_cache
@@ -115,7 +116,6 @@ class TranslationTrainer(Seq2SeqTrainer):
             # An argument of Trainer that Seq2SeqTrainer does not take. transformers has no Adadelta (Zeiler, 2012).
             settings = {"lr": args.learning_rate, "rho": args.adadelta_rho, "eps": args.adadelta_eps}
             self.optimizer_cls_and_kwargs = torch.optim.Adadelta, settings
-        self.smooths_itself = smooths_itself(self.accelerator.unwrap_model(self.model))
         if self.smooths_itself:
             self.label_smoother = None
         else:
