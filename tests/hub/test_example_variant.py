@@ -13,8 +13,8 @@ from user_errors import rejects
 
 from recnmt_hf.hub.card import write_card
 from recnmt_hf.inference import Translator
-from recnmt_hf.training.building import build_config
-from recnmt_hf.training.recipe import ModelSection, Recipe
+from recnmt_hf.training.building import ModelSection, build_config
+from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
 
 

@@ -14,7 +14,6 @@ from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.options import members, options_of
 from recnmt_hf.training import checkpoints, recipe_yaml, sections
-from recnmt_hf.training import recipe as recipes
 from recnmt_hf.training.arguments import OWN_ARGUMENTS, TranslationTrainingArguments
 from recnmt_hf.training.building import ModelSection
 from recnmt_hf.training.guided_alignment import GuidedAlignment
@@ -318,7 +317,7 @@ def test_a_recipe_extends_another(tmp_path):
 @pytest.mark.parametrize("section", ["model", "data", "tokenizer", "average", "training", "decoding"])
 def test_null_resets_any_field(tmp_path, section):
     """In a recipe that extends another and on the command line; unknown names are still rejected."""
-    names = list(options_of(type(getattr(Recipe(), section)))) if section != "training" else recipes.TRAINING_OPTIONS
+    names = list(options_of(type(getattr(Recipe(), section)))) if section != "training" else sections.TRAINING_OPTIONS
     (tmp_path / "base.yaml").write_text(yaml.safe_dump({section: dict.fromkeys(names, "no such value")}))
     (tmp_path / "plain.yaml").write_text("extends: base.yaml\n")
     path = tmp_path / "back.yaml"
@@ -393,16 +392,16 @@ def test_epochs_decide_where_no_steps_are_given(tmp_path):
 
 
 TABLES = {
-    "model": option_table(recipes.ModelSection),
+    "model": option_table(ModelSection),
     "data": option_table(sections.DataSection),
     "corpus": option_table(Corpus),
     "tokenizer": option_table(sections.TokenizerSection),
     "average": option_table(sections.AverageSection),
-    "guided_alignment": option_table(recipes.GuidedAlignment),
+    "guided_alignment": option_table(GuidedAlignment),
     "training": option_table(sections.RunSection),
     "arguments": option_table(TranslationTrainingArguments, OWN_ARGUMENTS),
     "defaults": "\n".join(
-        ["| field | default |", "|---|---|", *(f"| `{n}` | `{v}` |" for n, v in recipes.TRAINING_DEFAULTS.items())]
+        ["| field | default |", "|---|---|", *(f"| `{n}` | `{v}` |" for n, v in sections.TRAINING_DEFAULTS.items())]
     ),
 }
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -206,11 +206,7 @@ def by_metric(complete: Sequence[tuple[int, Path]], metric: str, greater_is_bett
 
 
 def choose_checkpoints(
-    run: str | Path,
-    count: int,
-    which: Literal["last", "best"] = "last",
-    metric: str = "eval_bleu",
-    greater_is_better: bool | None = None,
+    run: str | Path, count: int, which: str = "last", metric: str = "eval_bleu", greater_is_better: bool | None = None
 ) -> list[Path]:
     """Choose at most `count` complete checkpoints to average: the last ones, or the best by a metric."""
     complete = checkpoints_in(run)

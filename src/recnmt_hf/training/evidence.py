@@ -26,12 +26,15 @@ from ..inference.options import DecodingOptions
 from ..models.user_errors import masked
 from ..options import check_options, check_value
 from .checkpoints import TRANSLATIONS as TRANSLATIONS
-from .recipe import TRAINING_DEFAULTS, Recipe
+from .recipe import Recipe
+from .sections import TRAINING_DEFAULTS
 
 
 FORMAT = 1
 # Libraries on which figures depend.
 LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
+# Values of the log that curves show.
+LOGGED = re.compile(r"loss|alignment_loss|learning_rate|(eval|mean)_.*(?<!_runtime)(?<!_per_second)")
 # Settings that do not affect training, or are private.
 PRIVATE = ("cache_dir", "output_dir", "logging_dir", "hub_token", "run_name", "report_to", "num_proc", "project")
 # Parts of a text: URLs, each link of a chained one (`zip://a.en::/data/corpus.zip`), and anything else between blanks,
@@ -143,13 +146,8 @@ def curve_of(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return loss, means of outputs and validation by step, a row for each step that logged any."""
     rows: dict[int, dict[str, Any]] = {}
     for entry in log:
-        values = {
-            name: value
-            for name, value in entry.items()
-            if (name in ("loss", "alignment_loss", "learning_rate") or name.startswith(("eval_", "mean_")))
-            and not name.endswith(("_runtime", "_per_second"))
-            and isinstance(value, (int, float))
-        }
+        numbers = {name: value for name, value in entry.items() if isinstance(value, (int, float))}
+        values = {name: value for name, value in numbers.items() if LOGGED.fullmatch(name)}
         if values and "step" in entry:
             rows.setdefault(int(entry["step"]), {"step": int(entry["step"])}).update(values)
     return [rows[step] for step in sorted(rows)]
@@ -159,13 +157,11 @@ def differences(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a recipe that are not the default, and always languages, data, preset, steps, seed."""
     always = {"type", "preset", "train", "validation", "source_lang", "target_lang", "seed", "max_steps"}
     defaults = {**Recipe().to_dict(), "training": TRAINING_DEFAULTS}
-    changed = {
-        section: {
-            name: value for name, value in values.items() if name in always or defaults[section].get(name) != value
-        }
-        for section, values in settings.items()
-    }
-    return {section: values for section, values in changed.items() if values}
+    changed: dict[str, Any] = {}
+    for section, values in settings.items():
+        own = {name: value for name, value in values.items() if name in always or value != defaults[section].get(name)}
+        changed |= {section: own} if own else {}
+    return changed
 
 
 def without_private(value: Any) -> Any:
@@ -190,7 +186,7 @@ def hide_folders(text: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, this library (which need not be installed) and those on which figures depend."""
+    """Return the versions of Python, this library and those on which figures depend."""
     installed = {name: version(name) for name in LIBRARIES}
     return {"python": platform.python_version(), "recnmt-hf": __version__, **installed}
 

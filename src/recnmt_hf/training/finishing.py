@@ -41,8 +41,7 @@ def finish(plan: Plan, trainer: TranslationTrainer) -> None:
     """Average checkpoints into the final model, unless an earlier process did, and test it."""
     output_dir, arguments = plan.output_dir, plan.arguments
     metric, is_better = arguments.metric_for_best_model or "loss", arguments.greater_is_better is not False
-    which: Any = plan.average.which
-    chosen = checkpoints.choose_checkpoints(output_dir, plan.average.count, which, metric, is_better)
+    chosen = checkpoints.choose_checkpoints(output_dir, plan.average.count, plan.average.which, metric, is_better)
     names = [folder.name for folder in chosen]
     logger.info(f"Final model: {'the average of ' * (len(names) > 1)}{', '.join(names)}.")
     if len(chosen) < plan.average.count:

@@ -1,7 +1,4 @@
-"""
-Guided alignment (Chen et al., 2016, "Guided alignment training for topic-aware neural machine translation"): a head of
-the cross-attention is trained to link target to source tokens as given word alignments do.
-"""
+"""Guided alignment (Chen et al., 2016): a head of the cross-attention learns to link tokens as word alignments do."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,8 +20,7 @@ EPSILON = 1e-6
 @documented
 @dataclass
 class GuidedAlignment:
-    """Section `guided_alignment`: the loss of training corpora with `alignments`. Models without cross-attention, and
-    transformers' own, are not supported."""
+    """Section `guided_alignment`: the loss of training corpora with `alignments`, for models of this package."""
 
     weight: Annotated[float, Range(least=0)] = option(0.1, "weight of the loss; 0: `alignments` are not read")
     layer: Annotated[int | None, Range(least=0)] = option(
@@ -70,22 +66,19 @@ class Means:
 
 class AlignmentGuide:
     """
-    Adds the loss `-p(i|j) log(a_ij + 1e-6)`, summed over links p and attention weights a, to that of a model in
-    training, whose inputs then include `links` `(batch_size, target_length, source_length)`, the probability p(i|j) of
-    each source token i for a target token j. The sum is divided like the model's own loss
-    ([`~recnmt_hf.models.seq2seq_loss.divisor`]).
+    Adds the loss `-p(i|j) log(a_ij + 1e-6)`, summed over links p and attention weights a, and divided like the model's
+    own loss, to that of a model in training. Its inputs then include `links` `(batch_size, target_length,
+    source_length)`, the probability p(i|j) of each source token i for a target token j.
 
-    The model, a generating one of this package, gets hooks. The weights of the head, without dropout, are computed from
-    the inputs of its attention, in addition to the attention itself, so that no layer changes its implementation.
+    The model gets hooks. The weights of the head, without dropout, are computed from the inputs of its attention, in
+    addition to the attention itself, so that no layer changes its implementation.
     """
 
     def __init__(self, model: Any, settings: GuidedAlignment):
         layer, self.head = settings.place(model.config)
         attention = model.get_decoder().source_attention(layer)
         self.weight = settings.weight
-        self.links: torch.Tensor | None = None
-        self.token_mask: torch.Tensor | None = None
-        self.weights: torch.Tensor | None = None
+        self.links = self.token_mask = self.weights = None
         self.means = Means(["alignment_loss"])  # unweighted, of target tokens with links
         model.register_forward_pre_hook(self.take_links, with_kwargs=True)
         attention.register_forward_hook(self.compute_weights)

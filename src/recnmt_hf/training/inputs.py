@@ -64,7 +64,7 @@ def prepare_inputs(plan: Plan, checkpoint: Path | None, processes: Processes) ->
         limits = {**lengths, "max_length_ratio": data.max_length_ratio}
         if data.temperature is None or len(data.train) == 1:
             return prepare(data.train, **limits)
-        return mix([prepare([corpus], **limits) for corpus in data.train], data.temperature, plan.data.seed)
+        return mix([prepare([corpus], **limits) for corpus in data.train], data.temperature, plan.arguments.seed)
 
     validation = processes.main_first(partial(prepare, data.validation, keep_text=True, **longest))
     return Inputs(tokenizers, processes.main_first(training_data), validation)

@@ -27,9 +27,9 @@ from .checkpoints import BASELINE, RECIPE, mapping_in
 from .guided_alignment import GuidedAlignment
 from .metrics import BY_METRIC, TextScorer
 from .processes import logger
-from .recipe import NO_EFFECT, Recipe
+from .recipe import Recipe
 from .recipe_yaml import dump_yaml
-from .sections import AverageSection, DataSection, TokenizerSection
+from .sections import NO_EFFECT, AverageSection, DataSection, TokenizerSection
 
 
 # Fields that do not determine an update, so that a resumed run may change them. Data and batches are compared by what
@@ -61,7 +61,6 @@ class Preparation:
     section: DataSection  # its corpora for training have links only if training uses them
     tokenizer: TokenizerSection
     places: tuple[tuple[str, Corpus], ...]  # all corpora with their places in the recipe, e.g. `"data.train[0]"`
-    seed: int  # of a mixture of corpora
 
     @classmethod
     def of(cls, recipe: Recipe, model: ModelSection) -> Preparation:
@@ -69,7 +68,7 @@ class Preparation:
         data = recipe.data
         if not recipe.guides_alignment:
             data = replace(data, train=[replace(corpus, alignments=None) for corpus in data.train])
-        return cls(model, data, recipe.tokenizer, tuple(recipe.corpora), recipe.training.seed)
+        return cls(model, data, recipe.tokenizer, tuple(recipe.corpora))
 
 
 @dataclass(frozen=True)
@@ -238,29 +237,23 @@ def model_on_meta(plan: Plan) -> PreTrainedModel:
     vocabulary: dict[str, Any] = {}
     if not (plan.data.model.init_from or plan.data.tokenizer.existing):
         sizes = [settings["vocab_size"] for settings in plan.data.tokenizer.vocabularies]
-        vocabulary = {"vocab_size": sizes[0], "share_encoder_decoder_embeddings": len(sizes) == 1}
-        if len(sizes) > 1:
-            vocabulary["decoder_vocab_size"] = sizes[1]
+        vocabulary = {"vocab_size": sizes[0], "decoder_vocab_size": sizes[-1]}
+        vocabulary["share_encoder_decoder_embeddings"] = plan.data.tokenizer.joint
     config = build_config(plan.data.model, **vocabulary)
     # The table of positions is made in float64 before the weights' dtype is applied.
     needed = 4 * 8 * config.max_position_embeddings * config.d_model if config.sides_with_positions else 0
     for side in config.sides_with_positions:
         field, longest = f"data.max_{side}_length", getattr(plan.data.section, f"max_{side}_length")
-        if longest > config.max_position_embeddings:
-            raise UserError(
-                f"{field}={longest} exceeds the model's {config.max_position_embeddings} positions.", field=field
-            )
+        if longest > (positions := config.max_position_embeddings):
+            raise UserError(f"{field}={longest} exceeds the model's {positions} positions.", field=field)
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed <= available:
         model = build_on_meta(config)
         needed = max(needed, model.num_parameters() * (TRAINING_BYTES if plan.arguments.use_cpu else WEIGHT_BYTES))
     if needed > available:
-        raise UserError(
-            f"The model {plan.data.model} needs {needed / 2**30:,.1f} GiB; {available / 2**30:,.1f} GiB are available.",
-            field="model",
-        )
-    check_beams: Any = getattr(model, "check_beams", None)
-    if check_beams is not None:
+        memory = f"{needed / 2**30:,.1f} GiB; {available / 2**30:,.1f} GiB are available"
+        raise UserError(f"The model {plan.data.model} needs {memory}.", field="model")
+    if check_beams := getattr(model, "check_beams", None):
         check_beams(plan.decoding.beams, "decoding.beams")
         check_beams(plan.arguments.bleu_beams, "training.bleu_beams")
     return model

@@ -19,19 +19,8 @@ from .building import ModelSection
 from .guided_alignment import GuidedAlignment
 from .metrics import TEXT_METRICS
 from .recipe_yaml import apply_overrides, dump_yaml, read_recipe
-from .sections import (
-    NO_EFFECT,
-    TRAINING_DEFAULTS,
-    TRAINING_OPTIONS,
-    AverageSection,
-    DataSection,
-    RunSection,
-    TokenizerSection,
-    TrainingSection,
-)
+from .sections import AverageSection, DataSection, TokenizerSection, TrainingSection
 
-
-__all__ = ["NO_EFFECT", "TRAINING_DEFAULTS", "TRAINING_OPTIONS", "ModelSection", "Recipe", "RunSection"]
 
 # Translations of a test set are written to model-NAME.LANGUAGE, its scores under its name in results.json.
 NAME_OF_A_TEST_SET = re.compile(r"\w[\w.-]{0,99}")
@@ -89,12 +78,8 @@ class Recipe:
         if isinstance(self.test, list):  # of test sets of sacrebleu
             sets = [(number, *parse_corpora(corpus, f"test[{number}]")) for number, corpus in enumerate(self.test)]
             self.test = {check_value(f"test[{n}].sacrebleu", c.sacrebleu, str).replace("/", "_"): c for n, c in sets}
-        # `null` drops a test set of an extended recipe.
-        tests = {
-            name_of_test(name): corpora
-            for name, corpora in mapping(self.test, "test").items()
-            if corpora not in (None, DEFAULT)
-        }
+        given_sets = mapping(self.test, "test").items()  # `null` drops a test set of an extended recipe
+        tests = {name_of_test(name): corpora for name, corpora in given_sets if corpora not in (None, DEFAULT)}
         self._single = {name for name, corpora in tests.items() if isinstance(corpora, (Corpus, Mapping))}
         self.test = {name: parse_corpora(corpora, f"test.{name}") for name, corpora in tests.items()}
         check_sections(self)
@@ -234,8 +219,6 @@ def name_of_test(name: Any) -> str:
     """Check the name of a test set, which may be a number, and return it as text."""
     text = str(name) if isinstance(name, int) and not isinstance(name, bool) else name
     if not isinstance(text, str) or not NAME_OF_A_TEST_SET.fullmatch(text) or text in RESERVED_NAMES:
-        reserved = " or ".join(RESERVED_NAMES)
-        raise UserError(
-            f"{short_repr(name)} must have letters, digits, _, - and ., and not be {reserved}.", field="test"
-        )
+        allowed = f"letters, digits, _, - and ., and not be {' or '.join(RESERVED_NAMES)}"
+        raise UserError(f"{short_repr(name)} must have {allowed}.", field="test")
     return text

@@ -31,8 +31,9 @@ from .finishing import finish
 from .inputs import Inputs, changes_of, prepare_inputs
 from .plan import Plan, Stage, dry_run, identity_of, values_of
 from .processes import Processes, logger, settings_of_one_run
-from .recipe import TRAINING_OPTIONS, Recipe, check_planned_steps
+from .recipe import Recipe, check_planned_steps
 from .recipe_yaml import dump_yaml
+from .sections import TRAINING_OPTIONS
 from .trainer import TranslationTrainer
 
 

@@ -73,11 +73,8 @@ class DataSection:
         if self.weights is not None:
             is_in_range = len(self.weights) == len(self.train) and all(0 <= one <= 1000 for one in self.weights)
             if not is_in_range or not any(self.weights) or self.temperature:
-                raise UserError(
-                    f"weights={short_repr(self.weights)} must be {len(self.train)} numbers from 0 to 1,000, one for "
-                    "each corpus of data.train, without data.temperature.",
-                    field="weights",
-                )
+                reason = f"must be {len(self.train)} numbers from 0 to 1,000, one for each corpus of data.train"
+                raise UserError(f"weights={short_repr(self.weights)} {reason}, without temperature.", field="weights")
         for name in ("train", "validation"):
             for number, corpus in enumerate(getattr(self, name)):
                 corpus.check_single_target(f"{name}[{number}]")
@@ -117,10 +114,8 @@ class TokenizerSection:
         check_tags(self.tags, "tags", SPECIAL_TOKENS)
         has_own = self.target_kind or self.target_vocab_size or self.target
         if (self.joint and has_own) or (self.target and not self.source):
-            raise UserError(
-                "target requires source; joint=true excludes target, target_kind and target_vocab_size.",
-                field="joint" if self.joint else "target",
-            )
+            reason = "target requires source; joint=true excludes target, target_kind and target_vocab_size."
+            raise UserError(reason, field="joint" if self.joint else "target")
         for name in ("source", "target"):
             if (path := getattr(self, name)) is not None:
                 setattr(self, name, folder_of_model(path))
@@ -206,25 +201,17 @@ TRAINING_DEFAULTS: dict[str, Any] = {
     "seed": 1,
 }
 TRAINING_OPTIONS = {**training_options(), **options_of(RunSection)}
-STRATEGIES = ("eval_strategy", "save_strategy", "logging_strategy")
 
 
 class TrainingSection:
-    """
-    Section `training`: fields of [`~recnmt_hf.TranslationTrainingArguments`] and of [`RunSection`], as attributes.
+    """Section `training`: fields of [`~recnmt_hf.TranslationTrainingArguments`] and [`RunSection`], as attributes."""
 
-    Args:
-        content (mapping, *optional*): The given fields. `values` has them and the defaults of recipes.
-
-    Raises:
-        UserError: A field does not exist or has no effect, or a value is not allowed.
-    """
-
-    values: dict[str, Any]
+    values: dict[str, Any]  # the given ones, and the defaults of recipes
 
     def __init__(self, content: Any = None):
         given = given_fields(content, TRAINING_OPTIONS, "training")
-        given |= {name: "no" for name in STRATEGIES if given.get(name) is False}
+        strategies = ("eval_strategy", "save_strategy", "logging_strategy")
+        given |= {name: "no" for name in strategies if given.get(name) is False}
         if given.get("num_train_epochs") is not None:
             if given.get("max_steps") not in (None, -1):
                 field = "training.num_train_epochs"
