@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import shutil
+import signal
 from importlib.util import find_spec
 
 import numpy as np
@@ -180,3 +181,13 @@ def world(tmp_path_factory, tiny_folder, tokenizer):
     make_engines(world, tokenizer)
     make_runs(world)
     return world
+
+
+@pytest.fixture
+def default_handlers():
+    """Install the handlers of a foreground process; tests in the background inherit ignored signals."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    yield handlers
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -239,6 +238,7 @@ def test_trusted_code_runs(world, monkeypatch, capfd):
         (RuntimeError("two\nlines"), 1, "two lines (RuntimeError in"),
         (AssertionError(), 1, "no reason is given (AssertionError in"),
         (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left on device."),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), 2, "No space left on device"),
         (PermissionError(errno.EACCES, "Permission denied", "some/file"), 2, "some/file: Permission denied."),
         (MemoryError(), 2, "Use smaller batches"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "Use smaller batches"),
@@ -262,31 +262,7 @@ def test_every_error_is_one_sentence(monkeypatch, capfd, error, code, sentence):
     assert "Traceback" in err and "in fail" in err and err.splitlines()[-1] == line
 
 
-@pytest.mark.parametrize(
-    "words, patched",
-    [
-        ("average model TWIN -o OUT", "recnmt_hf.training.checkpoints.shutil.copytree"),
-        ("average model TWIN -o OUT", "recnmt_hf.training.checkpoints.save_file"),
-        ("corpus OUT --train 5 --validation 1 --test 1 --test-deep 1", "recnmt_hf.data.files.os.replace"),
-    ],
-)
-def test_a_full_disk_leaves_nothing_behind(world, tmp_path, monkeypatch, capfd, words, patched):
-    monkeypatch.chdir(world)
-    output, twin = tmp_path / "out", shutil.copytree(world / "model", tmp_path / "twin")
-
-    def fail(source, *_, **__):
-        if patched.endswith("save_file"):  # the message of safetensors
-            raise SafetensorError("I/O error: No space left on device (os error 28)")
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source))
-
-    monkeypatch.setattr(patched, fail)
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert main([{"OUT": str(output), "TWIN": str(twin)}.get(word, word) for word in words.split()]) == 2
-    assert "No space left on device" in capfd.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["twin"]
-
-
-def test_interrupts_that_libraries_turn_into_other_errors(monkeypatch, capfd):
+def test_interrupts_that_libraries_turn_into_other_errors(monkeypatch, capfd, default_handlers):
     def fail(*_):
         try:
             signal.raise_signal(signal.SIGINT)
@@ -294,29 +270,22 @@ def test_interrupts_that_libraries_turn_into_other_errors(monkeypatch, capfd):
             raise RecursionError("maximum recursion depth exceeded") from None
 
     monkeypatch.setattr("recnmt_hf.commands.data.run_corpus", fail)
-    before = signal.getsignal(signal.SIGINT)
-    # The handler of a foreground process; tests in the background inherit an ignored signal.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        assert main(["corpus", "out"]) == 130
-        assert capfd.readouterr().err.strip() == "recnmt corpus: interrupted."
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+    assert main(["corpus", "out"]) == 130
+    assert capfd.readouterr().err.strip() == "recnmt corpus: interrupted."
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
-    def own(*_):  # handler of a calling program
+
+def test_handlers_of_a_calling_program_stay(monkeypatch, capfd, default_handlers):
+    def own(*_):
         raise KeyboardInterrupt
 
     seen = []
     monkeypatch.setattr("recnmt_hf.commands.data.run_corpus", lambda *_: seen.append(signal.getsignal(2)) or 1 / 0)
     signal.signal(signal.SIGINT, own)
-    try:
-        assert main(["corpus", "out"]) == 1
-        assert seen == [own] and signal.getsignal(signal.SIGINT) is own
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(main, ["corpus", "out"]).result() == 1
-    finally:
-        signal.signal(signal.SIGINT, before)
+    assert main(["corpus", "out"]) == 1
+    assert seen == [own] and signal.getsignal(signal.SIGINT) is own
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(main, ["corpus", "out"]).result() == 1
 
 
 @pytest.fixture

@@ -77,16 +77,6 @@ def test_no_input_is_overwritten_through_a_missing_folder(world, tmp_path, monke
     assert {path: path.read_bytes() for path in before} == before
 
 
-@pytest.fixture
-def default_handlers():
-    """Install the handlers of a foreground process; tests in the background inherit ignored signals."""
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    yield handlers
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     "words, patched",

@@ -12,18 +12,8 @@ from safetensors.torch import load_file, save_file
 from user_errors import rejects
 
 from recnmt_hf.commands.main import main
-from recnmt_hf.training.checkpoints import (
-    MANIFEST,
-    average_checkpoints,
-    checkpoints_in,
-    choose_checkpoints,
-    discard,
-    faults_of,
-    mark_complete,
-    newest_checkpoint,
-    newest_intact_checkpoint,
-    rotate_checkpoints,
-)
+from recnmt_hf.training import checkpoints
+from recnmt_hf.training.checkpoints import MANIFEST, average_checkpoints, checkpoints_in, faults_of, mark_complete
 
 
 FILES = {
@@ -45,10 +35,6 @@ def folder(tmp_path):
     return folder
 
 
-def manifest_of(folder):
-    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-
-
 def weights(folder, **tensors):
     folder.mkdir(parents=True)
     save_file(tensors, folder / "model.safetensors")
@@ -67,25 +53,25 @@ def run_of(run, values, best=None, metric="eval_bleu"):
     return run
 
 
-def rotate(run, last, best, metric, greater):
-    rotate_checkpoints(
-        SimpleNamespace(
-            folder=run, keep_last=last, keep_best=best, metric_for_best_model=metric, greater_is_better=greater
-        )
-    )
-
-
-def steps_in(run):
+def rotate(run, *values):
+    """Rotate the checkpoints; return the steps of those that are left."""
+    names = ("keep_last", "keep_best", "metric_for_best_model", "greater_is_better")
+    checkpoints.rotate_checkpoints(SimpleNamespace(folder=run, **dict(zip(names, values, strict=True))))
     return [step for step, _ in checkpoints_in(run)]
 
 
 def test_manifest_holds_sizes_and_sums_of_all_files(folder):
-    mark_complete(folder)  # once more: the manifest does not list itself
-    assert manifest_of(folder) == {
+    """But not of itself, and not of a card, which earlier versions listed."""
+    (folder / "README.md").write_text("a card")
+    mark_complete(folder)  # once more
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    assert manifest == {
         "files": {name: len(content) for name, content in FILES.items()},
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()},
     }
     assert sorted(path.name for path in folder.glob("complete*")) == [MANIFEST]
+    (folder / MANIFEST).write_text(json.dumps({name: {**values, "README.md": 9} for name, values in manifest.items()}))
+    assert faults_of(folder) == []
 
 
 def test_each_fault_is_named(folder):
@@ -105,33 +91,22 @@ def test_each_fault_is_named(folder):
     assert faults_of(folder, training_state=False) == [faults[0], faults[1], faults[3]]
 
 
-def test_a_card_is_no_part_of_the_manifest(folder):
-    """Not even of one by an earlier version, which lists it."""
-    (folder / "README.md").write_text("a card")
-    mark_complete(folder)
-    assert "README.md" not in manifest_of(folder)["files"]
-    listed = {name: {**values, "README.md": 6} for name, values in manifest_of(folder).items()}
-    (folder / MANIFEST).write_text(json.dumps(listed))
-    (folder / "README.md").write_text("another card")
-    assert faults_of(folder) == []
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"files": 3}'])
-def test_an_unreadable_manifest_is_a_fault(folder, text):
-    (folder / MANIFEST).write_text(text)
-    (fault,) = faults_of(folder)
-    assert fault.startswith("complete.json cannot be read (")
+def test_an_unreadable_manifest_is_a_fault(folder):
+    for text in ("{", "[]", "{}", '{"files": 3}'):
+        (folder / MANIFEST).write_text(text)
+        (fault,) = faults_of(folder)
+        assert fault.startswith("complete.json cannot be read (")
 
 
 def test_the_newest_intact_checkpoint(tmp_path):
     """Damaged ones are reported, incomplete ones skipped; if all are damaged, the error names them."""
     run = run_of(tmp_path / "run", {9: 1.0, 10: 2.0, 11: 3.0, 12: 4.0})
-    reports = []
+    reports, newest_intact_checkpoint = [], checkpoints.newest_intact_checkpoint
     assert newest_intact_checkpoint(run, reports.append) == run / "checkpoint-12" and reports == []
     (run / "checkpoint-12" / MANIFEST).unlink()  # its saving was cut off, which is no damage
     (run / "checkpoint-11" / "config.json").write_text("[]")
     (run / "checkpoint-10" / "config.json").write_text("{ }")
-    assert newest_checkpoint(run) == run / "checkpoint-11", "only sizes are compared"
+    assert checkpoints.newest_checkpoint(run) == run / "checkpoint-11", "only sizes are compared"
     assert newest_intact_checkpoint(run, reports.append) == run / "checkpoint-9"
     faults = ["config.json has changed since it was saved.", "config.json has 3 bytes, not 2."]
     assert [text.split(": ")[1] for text in reports] == faults
@@ -147,7 +122,7 @@ def test_choice_of_last_and_best(tmp_path):
     run = run_of(tmp_path / "run", {10: 1.0, 20: 9.0, 30: 5.0, 40: 9.0, 100: None})
 
     def steps(*arguments):
-        return [int(folder.name.split("-")[1]) for folder in choose_checkpoints(run, *arguments)]
+        return [checkpoints.steps_of(folder) for folder in checkpoints.choose_checkpoints(run, *arguments)]
 
     assert steps(2) == [40, 100] and steps(9) == [10, 20, 30, 40, 100]
     assert steps(3, "best") == [40, 20, 30]
@@ -155,12 +130,9 @@ def test_choice_of_last_and_best(tmp_path):
     with rejects(field=str(run)):
         steps(1, "best", "eval_chrf")
     with rejects(field=str(tmp_path / "nowhere")):
-        choose_checkpoints(tmp_path / "nowhere", 1)
-    loss = run_of(tmp_path / "loss", {10: 3.0, 20: 1.0, 30: 2.0}, metric="eval_loss")
-    assert [folder.name for folder in choose_checkpoints(loss, 2, "best", "eval_loss")] == [
-        "checkpoint-20",
-        "checkpoint-30",
-    ]
+        checkpoints.choose_checkpoints(tmp_path / "nowhere", 1)
+    run = run_of(tmp_path / "loss", {10: 3.0, 20: 1.0, 30: 2.0}, metric="eval_loss")
+    assert steps(2, "best", "eval_loss") == [20, 30]
 
 
 @pytest.mark.parametrize(
@@ -177,15 +149,13 @@ def test_choice_of_last_and_best(tmp_path):
 )
 def test_rotation_keeps_the_newest_and_the_best(tmp_path, last, best, metric, greater, left):
     run = run_of(tmp_path / "run", {10: 1.0, 20: 9.0, 30: 8.0, 40: 2.0, 50: 5.0})
-    rotate(run, last, best, metric, greater)
-    assert steps_in(run) == left
+    assert rotate(run, last, best, metric, greater) == left
 
 
 def test_rotation_keeps_the_best_checkpoint_of_the_trainer(tmp_path):
     run = run_of(tmp_path / "run", {10: 1.0, 20: 9.0, 30: None}, best="/where/the/run/was/before/checkpoint-10")
-    discard(run / "checkpoint-20")  # values of steps whose checkpoints are gone do not count
-    rotate(run, 1, 0, None, True)
-    assert steps_in(run) == [10, 30]
+    checkpoints.discard(run / "checkpoint-20")  # values of steps whose checkpoints are gone do not count
+    assert rotate(run, 1, 0, None, True) == [10, 30]
 
 
 def test_average_is_the_mean_and_copies_other_files(tmp_path):

@@ -68,10 +68,13 @@ def test_every_field_knows_its_type_and_range(section):
         Recipe(**{section: "nonsense"})
 
 
-@pytest.mark.parametrize("name", sorted(sections.NO_EFFECT))
-def test_fields_without_effect_are_refused(name):
-    with rejects("has no effect", field=f"training.{name}"):
-        Recipe(training={name: "something"})
+def test_fields_without_effect_are_refused():
+    """They may be switched off."""
+    for name in sections.NO_EFFECT:
+        with rejects("has no effect", field=f"training.{name}"):
+            Recipe(training={name: "something"})
+    training = {"predict_with_generate": False, "push_to_hub": False, "do_train": False, "generation_config": None}
+    assert training.items() <= Recipe(training=training).training.values.items()
 
 
 # Content of a recipe, and field of its error: contradictions, places, and YAML.
@@ -126,28 +129,16 @@ def test_values(tmp_path, content, field):
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 700
 
 
-@pytest.mark.parametrize(
-    ("given", "field"),
-    [
-        ("max_steps", None),
-        ("trainin.seed=1", "trainin"),
-        ("training.seed.x=1", "seed"),
-        ("training.seed=x", "training.seed"),
-    ],
-)
-def test_overrides(tmp_path, given, field):
+def test_overrides(tmp_path):
+    """They may fill empty sections."""
     path = tmp_path / "r.yaml"
-    path.write_text("model: {preset: tiny}\ntraining: {seed: 3}\n")
-    with rejects(field=field):
-        Recipe.from_file(path, [given])
-
-
-def test_overrides_may_fill_empty_sections(tmp_path):
-    path = tmp_path / "r.yaml"
-    path.write_text("model:\ntraining: {}\ntest:\n")
+    path.write_text("model:\ntraining: {seed: 3}\ntest:\n")
+    wrong = {"max_steps": None, "trainin.seed=1": "trainin", "training.seed.x=1": "seed"}
+    for given, field in {**wrong, "training.seed=x": "training.seed"}.items():
+        with rejects(field=field):
+            Recipe.from_file(path, [given])
     given = ["model.preset=tiny", "model.fields.dropout=0.2", "model.init_from=null"]
-    given += ["training.max_steps=5", "training.max_steps=1e3"]  # the last one counts
-    recipe = Recipe.from_file(path, given)
+    recipe = Recipe.from_file(path, [*given, "training.max_steps=5", "training.max_steps=1e3"])  # the last one counts
     assert recipe.model.fields == {"dropout": 0.2} and recipe.model.init_from is None
     assert recipe.training.max_steps == 1000 and isinstance(recipe.training.max_steps, int)
 
@@ -184,11 +175,8 @@ def test_words_and_numbers_of_yaml(tmp_path):
     training = recipe.training
     assert (training.max_steps, training.eval_strategy, training.learning_rate) == (10, "no", 5e-4)
     assert (training.run_name, training.warmup_steps) == ("1:30", 16)
-    assert {name: corpus.tsv for name, (corpus,) in recipe.test.items()} == {
-        "2014": "2024-01-01",
-        "b": "0o17",
-        "c": "yes",
-    }
+    files = {name: corpus.tsv for name, (corpus,) in recipe.test.items()}
+    assert files == {"2014": "2024-01-01", "b": "0o17", "c": "yes"}
     recipe.save(tmp_path / "again.yaml")
     assert Recipe.from_file(tmp_path / "again.yaml") == recipe
     texts = "no y off 1:30 0o17 0x1F 0b1 010 09 1_0 1e5 1.5 5. .5_ 1.e+5 -0 - ~ null true << = .inf 2024-01-01 ü"
@@ -256,11 +244,6 @@ def test_before_training(tmp_path, monkeypatch, case):
     assert dict(os.environ) == environment
     logger.info("Something else.")
     Plan.of(Recipe(training={"use_cpu": True}), tmp_path)
-
-
-def test_fields_without_effect_may_be_switched_off():
-    training = {"predict_with_generate": False, "push_to_hub": False, "do_train": False, "generation_config": None}
-    assert training.items() <= Recipe(training=training).training.values.items()
 
 
 def test_printing_checks_the_model_too(tmp_path, capsys):
@@ -360,20 +343,18 @@ def test_every_accelerate_file_is_valid(repository):
         assert config.num_processes == yaml.safe_load(path.read_text())["num_processes"]
 
 
-@pytest.mark.parametrize(
-    ("average", "training", "kept"),
-    [
-        ({}, {}, (5, 1)),
-        ({"count": 1}, {}, (2, 1)),
-        ({"count": 8}, {}, (8, 1)),
-        ({"count": 1}, {"keep_last": 1}, (1, 1)),
-        ({"count": 3, "which": "best"}, {}, (5, 3)),
-        ({"count": 1, "which": "best"}, {"keep_best": 4}, (5, 4)),
-    ],
-)
-def test_number_of_checkpoints_that_are_kept(tmp_path, average, training, kept):
-    arguments = Plan.of(Recipe(average=average, training={**training, "use_cpu": True}), tmp_path).arguments
-    assert (arguments.keep_last, arguments.keep_best) == kept
+def test_number_of_checkpoints_that_are_kept(tmp_path):
+    for count, which, training, kept in (
+        (5, "last", {}, (5, 1)),
+        (1, "last", {}, (2, 1)),
+        (8, "last", {}, (8, 1)),
+        (1, "last", {"keep_last": 1}, (1, 1)),
+        (3, "best", {}, (5, 3)),
+        (1, "best", {"keep_best": 4}, (5, 4)),
+    ):
+        recipe = Recipe(average={"count": count, "which": which}, training={**training, "use_cpu": True})
+        arguments = Plan.of(recipe, tmp_path).arguments
+        assert (arguments.keep_last, arguments.keep_best) == kept
 
 
 def test_epochs_decide_where_no_steps_are_given(tmp_path):
@@ -400,9 +381,7 @@ TABLES = {
     "guided_alignment": option_table(GuidedAlignment),
     "training": option_table(sections.RunSection),
     "arguments": option_table(TranslationTrainingArguments, OWN_ARGUMENTS),
-    "defaults": "\n".join(
-        ["| field | default |", "|---|---|", *(f"| `{n}` | `{v}` |" for n, v in sections.TRAINING_DEFAULTS.items())]
-    ),
+    "defaults": "\n".join(f"| `{name}` | `{value}` |" for name, value in sections.TRAINING_DEFAULTS.items()),
 }
 
 

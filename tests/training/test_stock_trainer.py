@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from other_processes import launched, output_of
 from safetensors.torch import load_file
-from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.utils import logging as transformers_logging
 
 import recnmt_hf
@@ -93,12 +93,18 @@ def test_generation_metrics_and_resuming_of_every_family(tmp_path, tokenizer, pr
     for trainer in (whole, resumed):
         trainer.eval_dataset = trainer.eval_dataset.select(range(6))  # the last batch is smaller
     whole.train()
-    tokens = [entry["eval_tokens"] for entry in whole.state.log_history if "eval_tokens" in entry]
-    assert len(tokens) == 2 and all(count > 0 for count in tokens)
+    scores = [(entry["eval_tokens"], entry["eval_loss"]) for entry in whole.state.log_history if "eval_loss" in entry]
+    assert len(scores) == 2 and all(count > 0 and loss > 0 for count, loss in scores)
+    assert whole.label_names == ["labels"]
     assert whole.predict(whole.eval_dataset).predictions.shape[0] == 6
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole/out/checkpoint-1"))
     for (name, one), other in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other), name
+
+
+def batch_of(tokenizer):
+    batch = tokenizer(["the dog sleeps .", "we see ."], padding=True, return_tensors="pt")
+    return {**batch, "decoder_input_ids": torch.tensor([[1, 7, 8], [1, 9, 5]])}
 
 
 @pytest.mark.parametrize("prefix", [family.prefix for family in FAMILIES.values()])
@@ -111,10 +117,8 @@ def test_adapters_are_trained_saved_and_merged(tmp_path, tokenizer, prefix):
     trainer = trainer_for(tmp_path, tokenizer, prefix, max_steps=2)
     base = trainer.model
     before = {name: parameter.detach().clone() for name, parameter in base.named_parameters()}
-    linears = sorted(
-        {name.rpartition(".")[2] for name, module in base.named_modules() if type(module) is torch.nn.Linear}
-        - {"lm_head"}
-    )
+    linears = {name.rpartition(".")[2] for name, module in base.named_modules() if type(module) is torch.nn.Linear}
+    linears = sorted(linears - {"lm_head"})
     adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=linears, task_type="SEQ_2_SEQ_LM"))
     assert {"q_proj", "k_proj"} & set(linears) and any("proj" in name for name in linears)
     trainer = Seq2SeqTrainer(
@@ -126,28 +130,23 @@ def test_adapters_are_trained_saved_and_merged(tmp_path, tokenizer, prefix):
     )
     trainer.train()
     adapted.eval()
-    frozen = {
-        name.replace("base_model.model.", "").replace(".base_layer", ""): p for name, p in adapted.named_parameters()
-    }
+    frozen = {name.removeprefix("base_model.model."): value for name, value in adapted.named_parameters()}
+    frozen = {name.replace(".base_layer", ""): value for name, value in frozen.items()}
     assert all(torch.equal(frozen[name], before[name]) for name in before if name in frozen)
-    batch = tokenizer(["the dog sleeps .", "we see ."], padding=True, return_tensors="pt")
-    target = torch.tensor([[1, 7, 8], [1, 9, 5]])
-    outputs = [adapted(**batch, decoder_input_ids=target).logits]
-    assert (outputs[0] - base.eval()(**batch, decoder_input_ids=target).logits).abs().max() == 0
+    batch = batch_of(tokenizer)
+    outputs = [adapted(**batch).logits]
+    assert (outputs[0] - base.eval()(**batch).logits).abs().max() == 0
     adapted.save_pretrained(tmp_path / "adapter")
     assert not (tmp_path / "adapter/model.safetensors").exists()
-    adapted.merge_adapter()
-    outputs.append(adapted(**batch, decoder_input_ids=target).logits)
-    adapted.unmerge_adapter()
-    outputs.append(adapted(**batch, decoder_input_ids=target).logits)
+    for change in (adapted.merge_adapter, adapted.unmerge_adapter):
+        change()
+        outputs.append(adapted(**batch).logits)
     with adapted.disable_adapter():
-        plain = adapted(**batch, decoder_input_ids=target).logits
-    assert (plain - outputs[0]).abs().max() > 1e-5
+        assert (adapted(**batch).logits - outputs[0]).abs().max() > 1e-5
     fresh = trainer_for(tmp_path / "fresh", tokenizer, prefix).model
     fresh.load_state_dict(before, strict=False)
     loaded = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
-    outputs.append(loaded(**batch, decoder_input_ids=target).logits)
-    outputs.append(loaded.merge_and_unload().eval()(**batch, decoder_input_ids=target).logits)
+    outputs += [loaded(**batch).logits, loaded.merge_and_unload().eval()(**batch).logits]
     for other in outputs[1:]:
         torch.testing.assert_close(other, outputs[0], atol=2e-5, rtol=1e-5)
 
@@ -172,40 +171,24 @@ def test_adapters_of_recurrent_weights(tmp_path, tokenizer, prefix, cell):
     names = [name for name, _ in base.named_parameters() if "weight_hh" in name or "weight_ih" in name]
     assert names
     settings = peft.LoraConfig(r=2, target_modules=[], target_parameters=names, init_lora_weights=False)
-    batch = tokenizer(["the dog sleeps .", "we see ."], padding=True, return_tensors="pt")
-    target = torch.tensor([[1, 7, 8], [1, 9, 5]])
+    batch = batch_of(tokenizer)
     with torch.no_grad():
-        before = base(**batch, decoder_input_ids=target).logits
+        before = base(**batch).logits
     adapted = peft.get_peft_model(base, settings).eval()
-    adapted(**batch, labels=target).loss.backward()
+    adapted(**batch, labels=batch["decoder_input_ids"]).loss.backward()
     learned = {name: parameter.grad for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     assert len(learned) == 2 * len(names) and all(grad.abs().sum() > 0 for grad in learned.values()), learned.keys()
     with torch.no_grad():
-        outputs = [adapted(**batch, decoder_input_ids=target).logits]
+        outputs = [adapted(**batch).logits]
         assert (outputs[0] - before).abs().max() > 1e-4
         one, cache = [], None  # step by step, with the state in the cache
-        for word in target.split(1, 1):
-            found = adapted(**batch, decoder_input_ids=word, cache=cache, use_cache=True)
+        for word in batch["decoder_input_ids"].split(1, 1):
+            found = adapted(**{**batch, "decoder_input_ids": word}, cache=cache, use_cache=True)
             cache = found[CACHE]
             one.append(found.logits)
-        outputs.append(torch.cat(one, 1))
-        merged = adapted.merge_and_unload().eval()
-        outputs.append(merged(**batch, decoder_input_ids=target).logits)
+        outputs += [torch.cat(one, 1), adapted.merge_and_unload().eval()(**batch).logits]
     for other in outputs[1:]:
         torch.testing.assert_close(other, outputs[0], atol=2e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer", "RNMT"])
-def test_evaluation_by_loss(tmp_path, tokenizer, prefix):
-    """Without generation the loss is there, the best checkpoint is loaded, and early stopping stops."""
-    settings = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "per_device_eval_batch_size": 5}
-    trainer = trainer_for(tmp_path, tokenizer, prefix, max_steps=8, **EACH_STEP, **settings)
-    trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=1e9))
-    trainer.train()
-    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    assert trainer.state.global_step == len(losses) == 2, "the second loss is not better by the threshold"
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-5)
-    assert trainer.label_names == ["labels"]
 
 
 LAUNCHED = """

@@ -1,6 +1,8 @@
 """Tags of directions and corpora, mixed corpora, and test sets by name."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import foreign_models as foreign
 import numpy as np
@@ -39,18 +41,12 @@ def corpus(folder, name, source, target, **tags):
 
 def both_ways(files, folder, **sections):
     """One model for two directions, the second one with fewer pairs; the tag says the language of the target."""
+    back = corpus(files, "few", "de", "en", source_tag=">>en<<")
+    corpora = {"train": [corpus(files, "all", "en", "de", source_tag=">>de<<"), back], "validation": [back]}
     plan = {
-        "data": {
-            "train": [
-                corpus(files, "all", "en", "de", source_tag=">>de<<"),
-                corpus(files, "few", "de", "en", source_tag=">>en<<"),
-            ],
-            "validation": [corpus(files, "few", "de", "en", source_tag=">>en<<")],
-            "temperature": 3.0,
-            "cache_dir": str(folder / "data"),
-        },
+        "data": {**corpora, "temperature": 3.0, "cache_dir": str(folder / "data")},
         "tokenizer": {"kind": "word", "vocab_size": 80, "tags": [">>de<<", ">>en<<"]},
-        "test": {"back": corpus(files, "few", "de", "en", source_tag=">>en<<")},
+        "test": {"back": back},
     }
     return tiny(**{name: {**values, **sections.pop(name, {})} for name, values in plan.items()}, **sections)
 
@@ -175,23 +171,12 @@ def named(monkeypatch, tmp_path):
     """A test set of sacrebleu whose files are on this machine, with two references."""
     from sacrebleu.dataset import DATASETS
 
-    class Known:
-        langpairs = {"en-de": []}
-
-        def get_source_file(self, pair):
-            return self.write("src", ["The dog sleeps.", "The cat sleeps."])
-
-        def get_reference_files(self, pair):
-            return [
-                self.write("ref", ["Der Hund schläft.", "Die Katze schläft."]),
-                self.write("ref-2", ["Hund.", "Katze."]),
-            ]
-
-        def write(self, name, lines):
-            (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-            return str(tmp_path / name)
-
-    monkeypatch.setitem(DATASETS, "own99", Known())
+    texts = ("The dog sleeps.\nThe cat sleeps.\n", "Der Hund schläft.\nDie Katze schläft.\n", "Hund.\nKatze.\n")
+    source, *references = (str(tmp_path / name) for name in ("src", "ref", "ref-2"))
+    for path, text in zip((source, *references), texts, strict=True):
+        Path(path).write_text(text)
+    files = {"get_source_file": lambda pair: source, "get_reference_files": lambda pair: references}
+    monkeypatch.setitem(DATASETS, "own99", SimpleNamespace(langpairs={"en-de": []}, **files))
     return "own99"
 
 

@@ -16,6 +16,7 @@ from .metrics import BLEU_TOKENIZERS, TEXT_METRICS, TextScorer, higher_is_better
 
 _STEPS = Range(above=0, share=True)
 _FRACTION = Range(least=0, below=1)
+Count = Annotated[int, Range(least=1)]
 # Ranges of transformers' arguments, which do not declare any.
 TRANSFORMERS_RANGES = {
     name: allowed
@@ -41,9 +42,7 @@ TRANSFORMERS_RANGES = {
 class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     """`Seq2SeqTrainingArguments` with the fields below."""
 
-    max_tokens: Annotated[int, Range(least=1)] = option(
-        4096, "maximum number of source tokens, and of target tokens, in a batch of one device, padding included"
-    )
+    max_tokens: Count = option(4096, "maximum source tokens, and target tokens, in a batch of one device, with padding")
     max_sentences: Annotated[int | None, Range(least=1)] = option(None, "maximum number of sentences in a batch")
     max_squared_tokens: Annotated[int | None, Range(least=0)] = option(
         None, "maximum of sentences times squared length in a batch; 0: none; null: 64 * max_tokens (RNMT) or none"
@@ -51,19 +50,15 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     optimizer: str | None = option(None, "adadelta (Zeiler, 2012) in place of optim", choices=(None, "adadelta"))
     adadelta_rho: Annotated[float, _FRACTION] = option(0.95, "decay of Adadelta's averages")
     adadelta_eps: Annotated[float, Range(above=0)] = option(1e-6, "constant added inside of Adadelta's square roots")
-    text_metric: str = option(
-        "bleu", "metric of generated text; rouge: F1 of ROUGE-1, ROUGE-2 and ROUGE-L", choices=tuple(TEXT_METRICS)
-    )
-    rouge_units: str = option(
-        "words", "units that ROUGE counts; english: letters a to z with Porter's stemmer", choices=ROUGE_UNITS
-    )
+    text_metric: str = option("bleu", "metric of generated text (rouge: ROUGE-1, -2, -L)", choices=tuple(TEXT_METRICS))
+    rouge_units: str = option("words", "units of ROUGE; english: stemmed words of a to z", choices=ROUGE_UNITS)
     bleu_samples: Annotated[int, Range(least=0)] = option(500, "number of validation sentences to translate; 0: none")
-    bleu_beams: Annotated[int, Range(least=1)] = option(1, "beam size of the translations of the validation set")
+    bleu_beams: Count = option(1, "beam size of the translations of the validation set")
     bleu_lowercase: bool = option(False, "case-insensitive BLEU, also of test sets")
     bleu_tokenize: str | None = option(
         None, "sacrebleu's tokenizer, also for test sets; null: by data.target_lang", choices=(None, *BLEU_TOKENIZERS)
     )
-    keep_last: Annotated[int, Range(least=1)] = option(5, "number of newest checkpoints to keep")
+    keep_last: Count = option(5, "number of newest checkpoints to keep")
     keep_best: Annotated[int, Range(least=0)] = option(1, "best checkpoints to keep, by metric_for_best_model")
     ema_decay: Annotated[float | None, Range(above=0, below=1)] = option(
         None, "decay of a moving average of the weights, which is evaluated and saved, e.g. 0.999; null: no average"

@@ -42,9 +42,7 @@ class ModelSection:
         f"path of a class to import: `{EXAMPLE}`",
     )
     preset: str = option("small", "size of the model, e.g. tiny, small, base or big")
-    fields: dict[str, Any] = field(
-        default_factory=dict, metadata={"help": "configuration fields that replace those of the preset"}
-    )
+    fields: dict[str, Any] = field(default_factory=dict, metadata={"help": "configuration fields beside the preset's"})
     init_from: str | None = option(
         None,
         "model to start from (folder or Hub id): its weights, tokenizers and, unless in `fields`, settings",

@@ -49,18 +49,13 @@ class TranslationCollator(TreeCollator):
         return batch
 
 
-def smooths_itself(model: torch.nn.Module | None) -> bool:
-    """Return whether a model shifts and smooths labels in its own loss."""
-    return bool(getattr(model, "computes_smoothed_loss", False))
-
-
 def collator_of(tokenizers: TokenizerPair, model: Any) -> TranslationCollator:
     """Return a collator that pads on the right, as shifting labels to the right requires."""
     tokenizer, target = tokenizers
     if tokenizer.padding_side != "right":
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.padding_side = "right"
-    collator = TranslationCollator(tokenizer, None if smooths_itself(model) else model)
+    collator = TranslationCollator(tokenizer, None if getattr(model, "computes_smoothed_loss", False) else model)
     languages = language_ids(target).values()
     start = getattr(getattr(model, "config", None), "decoder_start_token_id", None)
     if start is not None and start not in languages:  # else the decoder begins with the last token of the labels

@@ -23,9 +23,7 @@ class GuidedAlignment:
     """Section `guided_alignment`: the loss of training corpora with `alignments`, for models of this package."""
 
     weight: Annotated[float, Range(least=0)] = option(0.1, "weight of the loss; 0: `alignments` are not read")
-    layer: Annotated[int | None, Range(least=0)] = option(
-        None, "decoder layer that is trained, counted from 0; null: the last one"
-    )
+    layer: Annotated[int | None, Range(least=0)] = option(None, "decoder layer, counted from 0; null: the last one")
     head: Annotated[int, Range(least=0)] = option(0, "head of its cross-attention, counted from 0")
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from ..errors import UserError
 from ..models.seq2seq_loading import read_safetensors
 from . import checkpoints
 from .arguments import TranslationTrainingArguments
-from .callbacks import MovingAverage, RunCallback, Stopwatch, TrainingStepCallback, collator_of, smooths_itself
+from .callbacks import MovingAverage, RunCallback, Stopwatch, TrainingStepCallback, collator_of
 from .guided_alignment import AlignmentGuide, GuidedAlignment, Means
 from .metrics import BY_METRIC
 from .processes import logger
@@ -100,7 +100,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         args.remove_unused_columns = False
         args.save_total_limit = None  # `keep_last` and `keep_best` decide
         config = getattr(model, "config", None)
-        self.smooths_itself = smooths_itself(model)
+        self.smooths_itself = bool(getattr(model, "computes_smoothed_loss", False))
         if self.smooths_itself:
             # The Trainer writes this into the configuration. With labels these models use no cache anyway, and
             # generation with the trained model needs one.
