@@ -7,13 +7,13 @@ import shutil
 import signal
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import recnmt_hf
 import recnmt_hf.data
+from recnmt_hf.hub.engines import export_ctranslate2
 from recnmt_hf.training.checkpoints import mark_complete
 
 
@@ -129,39 +129,6 @@ def make_models(world, model, tokenizer):
     tokenizer.save_pretrained(world / "biarn")
 
 
-def make_engines(world, tokenizer):
-    """
-    Export the model to CTranslate2, and write a folder in the form of an ONNX export whose graphs look up the next
-    word. Each is missing without its package.
-    """
-    if find_spec("ctranslate2"):
-        from recnmt_hf.hub.engines import export_ctranslate2
-
-        export_ctranslate2(world / "model", world / "ct2")
-    if not (find_spec("onnx") and find_spec("onnxruntime")):
-        return
-    from onnx import TensorProto, helper, numpy_helper, save
-
-    def save_graph(file, ids, output, width, others=()):
-        table = np.random.default_rng(0).standard_normal((settings["config"]["vocab_size"], width), dtype=np.float32)
-        nodes = [helper.make_node("Gather", ["table", ids], [output])]
-        nodes += [helper.make_node("Identity", [ids], [name]) for name in others]
-        inputs = [helper.make_tensor_value_info(ids, TensorProto.INT64, ["rows", "length"])]
-        outputs = [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["rows", "length", width])]
-        outputs += [helper.make_tensor_value_info(name, TensorProto.INT64, ["rows", "length"]) for name in others]
-        graph = helper.make_graph(nodes, "graph", inputs, outputs, [numpy_helper.from_array(table, "table")])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        save(model, world / "onnx" / file)
-
-    files = {"config": "config.json", "generation_config": "generation_config.json"}
-    settings = {name: json.loads((world / "model" / file).read_text()) for name, file in files.items()}
-    tokenizer.save_pretrained(world / "onnx")
-    save_graph("encoder_model.onnx", "input_ids", "last_hidden_state", 8)
-    for file in ("decoder_model.onnx", "decoder_with_past_model.onnx"):
-        save_graph(file, "decoder_input_ids", "logits", settings["config"]["vocab_size"], ["present.words.ids"])
-    (world / "onnx" / "recnmt_engine.json").write_text(json.dumps({"format": "onnx", **settings}))
-
-
 def make_runs(world):
     log = [{"step": step, "eval_bleu": float(step)} for step in (10, 20, 30)]
     for step in (10, 20, 30):
@@ -178,7 +145,8 @@ def world(tmp_path_factory, tiny_folder, tokenizer):
     make_records(world)
     make_models(world, tiny_folder, tokenizer)
     make_trees(world, tokenizer)
-    make_engines(world, tokenizer)
+    if find_spec("ctranslate2"):
+        export_ctranslate2(world / "model", world / "ct2")
     make_runs(world)
     return world
 

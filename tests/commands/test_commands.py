@@ -61,19 +61,10 @@ def test_translate_score_evaluate(tmp_path, capsys, tiny_folder, texts):
     references = ("-r", texts / "test.de", "-s", texts / "test.en", *words, "--json", tmp_path / "e.json")
     code, out, _ = call(capsys, "evaluate", plain, texts / "test.de", *references)
     assert code == 0
-    for expected in (
-        "BLEU 100.00 (nrefs:1",
-        "chrF2",
-        "TER",
-        "tokenized BLEU (case-insensitive)",
-        "(5, 10] words",
-        "paired bootstrap",
-        "paired randomization",
-        "paired sign test, against",
-        "(6 sentences better, 0 worse)",
-        "reference  ",
-    ):
-        assert expected in out, expected
+    expected = ["BLEU 100.00 (nrefs:1", "chrF2", "TER", "tokenized BLEU (case-insensitive)", "(5, 10] words"]
+    expected += ["paired bootstrap", "paired randomization", "paired sign test, against"]
+    for words in (*expected, "(6 sentences better, 0 worse)", "reference  "):
+        assert words in out, words
     report = json.loads((tmp_path / "e.json").read_text())
     assert [len(rows) for rows in report["comparisons"].values()] == [2, 2, 2]
 
@@ -106,15 +97,11 @@ def test_translate_answers_on_a_pipe(tiny_folder, monkeypatch):
     found = []
 
     def ask():
-        try:
+        with open(questions[1], "wb", buffering=0) as asking:
             for line in (b"The dog sleeps.\n", b"\n", b"We see a cat. We sleep.\n"):
-                os.write(questions[1], line)
-                is_there, _, _ = select.select([answers[0]], [], [], 20)
-                if not is_there:
-                    return
-                found.append(os.read(answers[0], 10000))
-        finally:
-            os.close(questions[1])
+                asking.write(line)
+                if select.select([answers[0]], [], [], 20)[0]:
+                    found.append(os.read(answers[0], 10000))
 
     client = threading.Thread(target=ask)
     words = ["translate", str(tiny_folder), "--buffer", "1", "--beams", "1", "--max-length-extra", "2"]

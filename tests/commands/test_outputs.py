@@ -36,9 +36,7 @@ LINES = [
 
 
 def contents(folder):
-    return {
-        path: (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None) for path in folder.rglob("*")
-    }
+    return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob("*")}
 
 
 @pytest.mark.parametrize("line", LINES)

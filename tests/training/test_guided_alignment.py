@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,15 +37,17 @@ def pieces():
     return train_tokenizer(["the dogs sleep", "die Hunde schlafen", "a cat", "eine Katze"] * 2, "bpe", 60)
 
 
+def written(folder, *lines):
+    """The fields of a corpus with links, whose files are written into a folder."""
+    files = {name: folder / name for name in ("source", "target", "alignments")}
+    for path, content in zip(files.values(), lines, strict=True):
+        path.write_text("".join(f"{line}\n" for line in content))
+    return {name: str(path) for name, path in files.items()}
+
+
 @pytest.fixture
 def corpus(tmp_path):
-    """The fields of a corpus with links."""
-    files = {}
-    for name, lines in (("source", SOURCES), ("target", TARGETS), ("alignments", LINKS)):
-        path = tmp_path / name
-        path.write_text("".join(f"{line}\n" for line in lines))
-        files[name] = str(path)
-    return files
+    return written(tmp_path, SOURCES, TARGETS, LINKS)
 
 
 def prepare(corpora, tokenizer, folder, **settings):
@@ -102,23 +105,19 @@ def test_truncation_drops_links_and_skipped_pairs_keep_theirs(corpus, pieces, tm
     assert [pairs_of(row) for row in skipped] == [pairs_of(whole[0]), pairs_of(whole[2])]
 
 
-@pytest.mark.parametrize(
-    ("lines", "units", "line"),
-    [
-        (["0-0", "", "0_0"], "words", 3),
-        (["3-0", "", ""], "words", 1),
-        (["", "0-2", ""], "words", 2),
-        (["", "", "0-99"], "tokens", 3),
-        (["0-0", ""], "words", None),
-        (["0-0", "", "", "0-0"], "words", None),
-    ],
-)
-def test_bad_files_are_named_with_their_line(corpus, pieces, tmp_path, lines, units, line):
+def test_bad_files_are_named_with_their_line(corpus, pieces, tmp_path):
     path = corpus["alignments"]
-    with open(path, "w") as file:
-        file.writelines(f"{text}\n" for text in lines)
-    with rejects(field=f"{path}, line {line}" if line else None):
-        prepare({**corpus, "alignment_units": units}, pieces, tmp_path)
+    for text, units, line in (
+        ("0-0\n\n0_0\n", "words", 3),
+        ("3-0\n\n\n", "words", 1),
+        ("\n0-2\n\n", "words", 2),
+        ("\n\n0-99\n", "tokens", 3),
+        ("0-0\n\n", "words", None),
+        ("0-0\n\n\n0-0\n", "words", None),
+    ):
+        Path(path).write_text(text)
+        with rejects(field=f"{path}, line {line}" if line else None):
+            prepare({**corpus, "alignment_units": units}, pieces, tmp_path)
     assert not [entry for entry in (tmp_path / "data").iterdir() if entry.name.endswith(tokenizer_fingerprint(pieces))]
 
 
@@ -251,17 +250,13 @@ def test_models_and_heads_that_cannot_be_guided():
 @pytest.fixture(scope="module")
 def linked_text(tmp_path_factory):
     """A corpus in which a target word translates the source word in the mirrored position."""
-    folder = tmp_path_factory.mktemp("linked")
     generator = torch.Generator().manual_seed(1)
-    lines = {"source": [], "target": [], "alignments": []}
-    for _ in range(150):
-        numbers = torch.randint(0, 12, (int(torch.randint(2, 6, (), generator=generator)),), generator=generator)
-        lines["source"].append(" ".join(f"s{n}" for n in numbers))
-        lines["target"].append(" ".join(f"t{n}" for n in numbers.flip(0)))
-        lines["alignments"].append(" ".join(f"{i}-{len(numbers) - 1 - i}" for i in range(len(numbers))))
-    for name, content in lines.items():
-        (folder / name).write_text("".join(f"{line}\n" for line in content))
-    return {name: str(folder / name) for name in lines}
+    sizes = torch.randint(2, 6, (150,), generator=generator).tolist()
+    rows = [torch.randint(0, 12, (size,), generator=generator).tolist() for size in sizes]
+    sources = [" ".join(f"s{n}" for n in row) for row in rows]
+    targets = [" ".join(f"t{n}" for n in reversed(row)) for row in rows]
+    links = [" ".join(f"{i}-{size - 1 - i}" for i in range(size)) for size in sizes]
+    return written(tmp_path_factory.mktemp("linked"), sources, targets, links)
 
 
 def recipe(corpus, **sections):
@@ -313,8 +308,8 @@ def test_weight_zero_reads_no_links(linked_text, tmp_path):
     plain = {name: linked_text[name] for name in ("source", "target")}
     short = {"max_steps": 3, "eval_steps": 3}
     runs = []
-    for number, (corpus, guided) in enumerate(((linked_text, {"weight": 0}), (plain, {}))):
-        runs.append(train(recipe(corpus, training=short, guided_alignment=guided), tmp_path / str(number)))
+    for corpus, guided in ((linked_text, {"weight": 0}), (plain, {})):
+        runs.append(train(recipe(corpus, training=short, guided_alignment=guided), tmp_path / str(len(runs))))
     one, other = (weights_of(run) for run in runs)
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
     assert json.loads((runs[0] / "config.json").read_text())["alignment_head"] is None
@@ -330,10 +325,8 @@ def test_accumulation_equals_one_big_batch(linked_text, tmp_path):
     def trainer_for(**changes):
         model = build("NMTTransformer", vocab_size=len(tokenizer))
         args = TranslationTrainingArguments(output_dir=str(tmp_path / "out"), **settings, **changes)
-        guided = GuidedAlignment(weight=1.0)
-        return TranslationTrainer(
-            model, args, tokenizer=tokenizer, train_dataset=data, eval_dataset=data, guided_alignment=guided
-        )
+        given = {"tokenizer": tokenizer, "train_dataset": data, "eval_dataset": data}
+        return TranslationTrainer(model, args, **given, guided_alignment=GuidedAlignment(weight=1.0))
 
     count = len(trainer_for(max_tokens=60).token_sampler(data, True))
     trainers = trainer_for(max_tokens=10**6), trainer_for(max_tokens=60, gradient_accumulation_steps=count)

@@ -138,10 +138,7 @@ def name_of(tree: Tree) -> str:
 
 
 def name_of_resumed(tree: Tree) -> str:
-    """
-    Name what a resumed run depends on: everything except the lock and the content of the final model's folder, which it
-    replaces as a whole, whether or not there are partial files in it.
-    """
+    """Name what a resumed run depends on: all but the lock and the final model, in which only partial files matter."""
     has_partial = any(name.startswith("model/") and "/." in name for name in tree)
     rest = {name: content for name, content in tree.items() if name != ".lock" and not name.startswith("model/")}
     return f"{name_of(rest)} {has_partial}"
@@ -151,10 +148,8 @@ def restore(tree: Tree, folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name, content in sorted(tree.items()):
-        if content is None:
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        else:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name if content is None else (folder / name).parent).mkdir(parents=True, exist_ok=True)
+        if content is not None:
             (folder / name).write_bytes(content)
     return folder
 
@@ -190,12 +185,7 @@ def shared_data(tmp_path_factory):
 
 
 def killed_everywhere(plan, folder, expected, scratch, resume=False, since=""):
-    """
-    Train in `folder`, resume from a kill at each file operation, and compare with `expected`. States without the file
-    `since` are skipped.
-
-    Copies that are equal after the resumed run has cleaned up behave equally: only one of them is resumed.
-    """
+    """Train in `folder`, resume from a kill at each file operation after `since`, and compare with `expected`."""
     snapshots = Snapshots(folder)
     with watched(snapshots):
         train(plan, folder, resume=resume)
@@ -209,7 +199,7 @@ def killed_everywhere(plan, folder, expected, scratch, resume=False, since=""):
         checkpoint_to_resume(scratch)
         cleaned = name_of_resumed(Snapshots(scratch).look()[0])
         if cleaned in resumed:
-            continue
+            continue  # copies that are equal then behave equally
         resumed.add(cleaned)
         train(plan, restore(tree, scratch), resume=True)
         end_like(scratch, expected, what)
@@ -252,53 +242,46 @@ def test_killed_average(tmp_path):
 
 
 @contextlib.contextmanager
-def disk_full_at(part):
-    """Nothing grows any more from the first time on that a path with `part` in it is opened, made or renamed to."""
+def failing_at(part, error):
+    """
+    An error where a path with `part` in it is opened, made or renamed to. If the disk is full, nothing grows any more.
+    """
     full = False
     places = {"open": 0, "os.mkdir": 0, "os.rename": 1}  # of the path among an event's arguments
 
     def watcher(event, arguments):
         nonlocal full
         here = event in places and part in str(arguments[places[event]])
-        full = full or here
+        full = full or (here and isinstance(error, OSError))
         if here or (full and event in ("open", "os.mkdir")):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise error
 
     with watched(watcher):
         yield
 
 
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.mark.parametrize(
-    ("part", "newest"),
+    ("part", "newest", "error"),
     [
-        ("run.json", None),
-        ("checkpoint-1", None),
-        ("checkpoint-2/trainer_state", "checkpoint-1"),
-        ("checkpoint-2/complete.json", "checkpoint-1"),
-        ("model.partial", "checkpoint-2"),
-        ("results.json", "checkpoint-2"),
+        ("run.json", None, FULL),
+        ("checkpoint-1", None, FULL),
+        ("checkpoint-2/trainer_state", "checkpoint-1", FULL),
+        ("checkpoint-2/trainer_state", "checkpoint-1", KeyboardInterrupt()),
+        ("checkpoint-2/complete.json", "checkpoint-1", FULL),
+        ("model.partial", "checkpoint-2", FULL),
+        ("results.json", "checkpoint-2", FULL),
     ],
 )
-def test_full_disk(tmp_path, shared_data, part, newest):
+def test_full_disk_and_interrupt(tmp_path, shared_data, part, newest, error):
     """The resumed run has the same result."""
     plan, expected = shared_data
-    with pytest.raises(Exception, match="No space left"), disk_full_at(part):
+    kind, words = (Exception, "No space left") if error is FULL else (KeyboardInterrupt, None)
+    with pytest.raises(kind, match=words), failing_at(part, error):
         train(plan, tmp_path / "run")
+    assert not (tmp_path / "run/.lock").exists()
     assert newest_checkpoint(tmp_path / "run") == (tmp_path / "run" / newest if newest else None)
     train(plan, tmp_path / "run", resume=True)
     end_like(tmp_path / "run", expected, part)
-
-
-def test_interrupt(tmp_path, shared_data):
-    """Ctrl-C while a checkpoint is written."""
-    plan, expected = shared_data
-
-    def watcher(event, arguments):
-        if event == "open" and "checkpoint-2/trainer_state" in str(arguments[0]):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), watched(watcher):
-        train(plan, tmp_path / "run")
-    assert not (tmp_path / "run/.lock").exists()
-    train(plan, tmp_path / "run", resume=True)
-    end_like(tmp_path / "run", expected, "interrupted")

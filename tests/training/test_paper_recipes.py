@@ -21,16 +21,9 @@ CHINESE = [
     [("看见", "see"), ("喜欢", "like"), ("寻找", "look for")],
     [("三只狗", "three dogs"), ("一本旧书", "an old book"), ("那座桥", "that bridge"), ("新房子", "the new house")],
 ]
+TRAINING = "bf16=false use_cpu=true max_steps=2 max_tokens=256 eval_steps=2 save_steps=2 bleu_samples=2"
 SMALL = [
-    "data.num_proc=1",
-    "tokenizer.vocab_size=300",
-    "training.bf16=false",
-    "training.use_cpu=true",
-    "training.max_steps=2",
-    "training.max_tokens=256",
-    "training.eval_steps=2",
-    "training.save_steps=2",
-    "training.bleu_samples=2",
+    *("data.num_proc=1", "tokenizer.vocab_size=300", *(f"training.{setting}" for setting in TRAINING.split())),
     *(f"model.fields.{name}=32" for name in ("d_model", "encoder_ffn_dim", "decoder_ffn_dim")),
     *(f"model.fields.{name}=1" for name in ("encoder_layers", "decoder_layers")),
     *(f"model.fields.{name}=2" for name in ("encoder_attention_heads", "decoder_attention_heads")),

@@ -246,17 +246,14 @@ def test_before_training(tmp_path, monkeypatch, case):
     Plan.of(Recipe(training={"use_cpu": True}), tmp_path)
 
 
-def test_printing_checks_the_model_too(tmp_path, capsys):
+def test_recipe_and_plan_are_printed_without_training(tmp_path, capsys):
+    """The recipe with a check of its model, the plan with one of its files too."""
     path = tmp_path / "r.yaml"
     path.write_text("model: {preset: huge}\ndata: {train: [{tsv: not-yet.tsv}]}\n")
     assert main(["train", str(path), "--print-recipe"]) == 2
     assert "is not allowed; it must be" in capsys.readouterr().err
     assert main(["train", str(path), "--print-recipe", "model.preset=tiny"]) == 0
     assert recipe_yaml.load_yaml(capsys.readouterr().out, "it")["model"]["preset"] == "tiny"
-
-
-def test_the_plan_is_printed_without_training(tmp_path, capsys):
-    path = tmp_path / "r.yaml"
     path.write_text("model: {preset: tiny}\ntraining: {use_cpu: true, max_steps: 7}\n")
     assert main(["train", str(path), "--plan", "-o", str(tmp_path / "run")]) == 0
     plan = recipe_yaml.load_yaml(capsys.readouterr().out, "it")
@@ -273,14 +270,11 @@ def test_defaults_are_the_generated_corpus():
 
 
 def test_a_recipe_extends_another(tmp_path):
-    (tmp_path / "base.yaml").write_text(
-        "model: {preset: tiny, fields: {dropout: 0.2}}\ntraining: {max_steps: 5, seed: 3}\n"
-        "test: {old: {generated: test}}\n"
-    )
+    base = "model: {preset: tiny, fields: {dropout: 0.2}}\ntraining: {max_steps: 5, seed: 3}\n"
+    (tmp_path / "base.yaml").write_text(f"{base}test: {{old: {{generated: test}}}}\n")
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub/a.yaml").write_text(
-        "extends: ../base.yaml\nmodel: {fields: {init_std: 0.1}}\ntest: {old: null, new: {generated: test_deep}}\n"
-    )
+    changes = "model: {fields: {init_std: 0.1}}\ntest: {old: null, new: {generated: test_deep}}\n"
+    (tmp_path / "sub/a.yaml").write_text(f"extends: ../base.yaml\n{changes}")
     (tmp_path / "sub/b.yaml").write_text("extends: a.yaml\ntraining: {max_steps: 7}\n")
     recipe = Recipe.from_file(tmp_path / "sub/b.yaml", ["training.seed=4"])
     assert recipe.model.preset == "tiny" and recipe.model.fields == {"dropout": 0.2, "init_std": 0.1}

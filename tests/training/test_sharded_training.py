@@ -110,10 +110,8 @@ def test_bpe_dropout(tmp_path, sharded):
     recipe["tokenizer"]["dropout"] = 0.1
     recipe["training"]["dataloader_num_workers"] = 1
     train(Recipe(**recipe), tmp_path / "whole")
-    names = ("model/tokenizer.json", "model/tokenizer_config.json")
-    assert [(tmp_path / "plain" / name).read_text() for name in names] == [
-        (tmp_path / "whole" / name).read_text() for name in names
-    ]
+    for name in ("model/tokenizer.json", "model/tokenizer_config.json"):
+        assert (tmp_path / "plain" / name).read_text() == (tmp_path / "whole" / name).read_text()
     one, other = weights(tmp_path / "plain"), weights(tmp_path / "whole")
     assert any(bool((one[name] != other[name]).any()) for name in one)
     run = shutil.copytree(tmp_path / "whole", tmp_path / "killed")
@@ -319,27 +317,13 @@ def printed_losses(output):
 
 def tiny_run(repository, folder, kind, tied, steps, baseline_steps, fields=()):
     """Recipe, changes and folder of a short run, with a checkpoint after each two steps."""
-    changes = [
-        "data.train=[{generated: train, size: 100}]",
-        "data.validation=[{generated: validation, size: 20}]",
-        "model.type=" + kind,
-        *("model.fields." + field for field in fields),
-        "tokenizer.joint=" + tied,
-        "model.fields.tie_word_embeddings=" + tied,
-        "model.fields.dropout=0.0",
-        "model.fields.d_model=32",
-        "training.use_cpu=true",
-        "training.bleu_samples=0",
-        "training.adam_epsilon=0.01",
-        "training.learning_rate=0.01",
-        "training.warmup_steps=1",
-        f"training.max_steps={steps}",
-        f"training.baseline_steps={baseline_steps}",
-        "training.save_steps=2",
-        "training.eval_steps=2",
-        "training.logging_steps=1",
-        "average.count=2",
-    ]
+    training = f"max_steps={steps} baseline_steps={baseline_steps} adam_epsilon=0.01 learning_rate=0.01 warmup_steps=1"
+    training += " use_cpu=true bleu_samples=0 save_steps=2 eval_steps=2 logging_steps=1"
+    changes = ["data.train=[{generated: train, size: 100}]", "data.validation=[{generated: validation, size: 20}]"]
+    changes += [f"model.type={kind}", f"tokenizer.joint={tied}", "average.count=2"]
+    fields = (*fields, f"tie_word_embeddings={tied}", "dropout=0.0", "d_model=32")
+    changes += [f"model.fields.{field}" for field in fields]
+    changes += [f"training.{setting}" for setting in training.split()]
     return str(repository / "scripts/recipes/quickstart_biarn.yaml"), changes, folder
 
 
@@ -361,9 +345,8 @@ def test_accelerate_trains_sharded_as_whole(tmp_path, repository):
     assert printed_losses(sharded) == printed_losses(whole) and len(printed_losses(whole)) == 1.5 * (2 + 6)
     assert "checkpoint-4" in resumed.splitlines()[0] and printed_losses(resumed) == printed_losses(whole)[-3:]
     for run in ("rnmt", "biarn"):
-        expected, weights = (
-            load_file(tmp_path / mode / run / "model/model.safetensors") for mode in ("whole", "sharded")
-        )
+        folders = (tmp_path / mode / run / "model" for mode in ("whole", "sharded"))
+        expected, weights = (load_file(folder / "model.safetensors") for folder in folders)
         assert weights.keys() == expected.keys()
         for name, tensor in expected.items():
             assert (weights[name] - tensor).abs().max() < 1e-4, name

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from other_processes import launched, output_of
 from safetensors.torch import load_file
-from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
+from transformers import DataCollatorForSeq2Seq, EarlyStoppingCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.utils import logging as transformers_logging
 
 import recnmt_hf
@@ -93,9 +93,8 @@ def test_generation_metrics_and_resuming_of_every_family(tmp_path, tokenizer, pr
     for trainer in (whole, resumed):
         trainer.eval_dataset = trainer.eval_dataset.select(range(6))  # the last batch is smaller
     whole.train()
-    scores = [(entry["eval_tokens"], entry["eval_loss"]) for entry in whole.state.log_history if "eval_loss" in entry]
-    assert len(scores) == 2 and all(count > 0 and loss > 0 for count, loss in scores)
-    assert whole.label_names == ["labels"]
+    tokens = [entry["eval_tokens"] for entry in whole.state.log_history if "eval_tokens" in entry]
+    assert len(tokens) == 2 and all(count > 0 for count in tokens)
     assert whole.predict(whole.eval_dataset).predictions.shape[0] == 6
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole/out/checkpoint-1"))
     for (name, one), other in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
@@ -189,6 +188,19 @@ def test_adapters_of_recurrent_weights(tmp_path, tokenizer, prefix, cell):
         outputs += [torch.cat(one, 1), adapted.merge_and_unload().eval()(**batch).logits]
     for other in outputs[1:]:
         torch.testing.assert_close(other, outputs[0], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer", "RNMT"])
+def test_evaluation_by_loss(tmp_path, tokenizer, prefix):
+    """Without generation the loss is there, the best checkpoint is loaded, and early stopping stops."""
+    settings = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "per_device_eval_batch_size": 5}
+    trainer = trainer_for(tmp_path, tokenizer, prefix, max_steps=8, **EACH_STEP, **settings)
+    trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=1, early_stopping_threshold=1e9))
+    trainer.train()
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert trainer.state.global_step == len(losses) == 2, "the second loss is not better by the threshold"
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(min(losses), rel=1e-5)
+    assert trainer.label_names == ["labels"]
 
 
 LAUNCHED = """

@@ -82,9 +82,8 @@ def test_whole_loop(tmp_path):
 def test_sentences_of_the_training_text_are_counted(tmp_path, caplog):
     """Apart from case, punctuation and spaces; the score without them is kept too."""
     (one, two), (three, four) = (line.split("\t") for line in Path(PAIRS["tsv"]).read_text().splitlines()[-2:])
-    (tmp_path / "t.tsv").write_text(
-        f"{one.upper()}\t{two}\n{three}  -- !\t{four}\nAn unseen one.\tEin neuer.\n...\t...\n"
-    )
+    lines = f"{one.upper()}\t{two}\n{three}  -- !\t{four}\nAn unseen one.\tEin neuer.\n...\t...\n"
+    (tmp_path / "t.tsv").write_text(lines)
     tests = {"seen": {"tsv": str(tmp_path / "t.tsv")}, "same": PAIRS}
     folder = train(tiny(test=tests, training={"max_steps": 1, "eval_strategy": "no"}), tmp_path / "run")
     assert "2 sentences are in the training text" in caplog.text and "test.same is the validation set" in caplog.text
@@ -97,13 +96,11 @@ def trainer_for(tmp_path, tokenizer, model=None, **settings):
     data = prepare_dataset(corpus, "en", "de", tokenizer, tokenizer, place, keep_text=True)
     fields = {"vocab_size": len(tokenizer), "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
     torch.manual_seed(1)
-    model = model or recnmt_hf.NMTTransformerForConditionalGeneration(
-        recnmt_hf.NMTTransformerConfig.from_preset("tiny", dropout=0.0, **fields)
-    )
+    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", dropout=0.0, **fields)
+    model = model or recnmt_hf.NMTTransformerForConditionalGeneration(config)
     settings = {"max_steps": 2, "learning_rate": 1e-3, "optim": "sgd", "max_grad_norm": 0.0, **settings}
-    arguments = TranslationTrainingArguments(
-        output_dir=str(tmp_path / "out"), use_cpu=True, report_to="none", disable_tqdm=True, **settings
-    )
+    settings |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    arguments = TranslationTrainingArguments(output_dir=str(tmp_path / "out"), **settings)
     return TranslationTrainer(model, arguments, tokenizer=tokenizer, train_dataset=data, eval_dataset=data)
 
 
@@ -288,14 +285,8 @@ def test_two_processes_train_as_one(tmp_path):
     def as_for_two(self, dataset, shuffle):
         sampler = made(self, dataset, shuffle)
         if shuffle:
-            pairs = type(sampler)(
-                sampler.source_lengths,
-                sampler.target_lengths,
-                max_tokens=sampler.limits.max_tokens,
-                max_squared_tokens=sampler.limits.max_squared_tokens,
-                num_processes=2,
-                seed=sampler.seeds,
-            )
+            lengths, settings = (sampler.source_lengths, sampler.target_lengths), vars(sampler.limits)
+            pairs = type(sampler)(*lengths, **settings, num_processes=2, seed=sampler.seeds)
             sampler.batches = lambda: (pairs.set_epoch(sampler.epoch), pairs.batches())[1]
         return sampler
 
@@ -336,9 +327,8 @@ def test_norms_of_averaged_weights_are_recomputed(tmp_path):
     # They are nearly those of one batch of all the data.
     translator = Translator.from_pretrained(folder, device="cpu")
     model = translator.model
-    data = prepare_dataset(
-        plan["data"]["train"], "en", "de", translator.tokenizer, translator.tokenizer, tmp_path / "run/data"
-    )
+    tokenizers = translator.tokenizer, translator.tokenizer
+    data = prepare_dataset(plan["data"]["train"], "en", "de", *tokenizers, tmp_path / "run/data")
     rows = [torch.tensor(row) for row in data["input_ids"][:]]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     norm = model.get_submodule(name)
@@ -394,8 +384,5 @@ def test_adadelta(tmp_path, tokenizer):
     group = torch.load(tmp_path / "out/checkpoint-2/optimizer.pt", weights_only=True)["param_groups"][0]
     assert (group["initial_lr"], group["rho"], group["eps"]) == (0.5, 0.9, 1e-5)
     own = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
-    data = trainer.train_dataset
-    given = TranslationTrainer(
-        trainer.model, trainer.args, tokenizer=tokenizer, train_dataset=data, optimizers=(own, None)
-    )
-    assert given.create_optimizer() is own
+    settings = {"tokenizer": tokenizer, "train_dataset": trainer.train_dataset, "optimizers": (own, None)}
+    assert TranslationTrainer(trainer.model, trainer.args, **settings).create_optimizer() is own

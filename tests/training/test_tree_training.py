@@ -35,11 +35,8 @@ SECTIONS = {
 
 def conllu(text):
     """Return a tree in which each word hangs on the next one."""
-    words = text.split()
-    rows = [
-        [str(i), word, "_", "_", "_", "_", str(i + 1 if i < len(words) else 0), f"r{i % 3}:s", "_", "_"]
-        for i, word in enumerate(words, start=1)
-    ]
+    words = list(enumerate(text.split(), start=1))
+    rows = [[str(i), word, *"____", str(i + 1 if i < len(words) else 0), f"r{i % 3}:s", "_", "_"] for i, word in words]
     return "".join("\t".join(row) + "\n" for row in rows) + "\n"
 
 

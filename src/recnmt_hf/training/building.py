@@ -44,8 +44,7 @@ class ModelSection:
     preset: str = option("small", "size of the model, e.g. tiny, small, base or big")
     fields: dict[str, Any] = field(default_factory=dict, metadata={"help": "configuration fields beside the preset's"})
     init_from: str | None = option(
-        None,
-        "model to start from (folder or Hub id): its weights, tokenizers and, unless in `fields`, settings",
+        None, "model to start from (folder or Hub id): its weights, tokenizers and, unless in `fields`, settings"
     )
 
     def __post_init__(self) -> None:

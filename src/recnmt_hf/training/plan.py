@@ -49,8 +49,8 @@ FREE |= {f"training.{name}" for name in (*NO_EFFECT, *_FREE_IN_TRAINING.split())
 FREE_PREFIXES = ("average.", "decoding.", "test.", "training.hub_", "training.log", "training.push_to_hub")
 # Fields that decide which evaluation is the best one.
 OF_EVALUATIONS = {f"training.bleu_{name}" for name in ("beams", "lowercase", "samples", "tokenize")}
-OF_EVALUATIONS |= {f"training.{name}" for name in ("greater_is_better", "metric_for_best_model")}
-OF_EVALUATIONS |= {f"training.{name}" for name in ("rouge_units", "text_metric")}
+OF_EVALUATIONS |= {"training.greater_is_better", "training.metric_for_best_model"}
+OF_EVALUATIONS |= {"training.rouge_units", "training.text_metric"}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..data.files import open_output
 from ..errors import UserError, short_repr
 from ..inference.options import TEXT_OPTIONS, DecodingOptions
 from ..metrics.bleu import bleu_tokenizer
-from ..options import DEFAULT, check_value, given_fields, mapping, parse, stated
+from ..options import DEFAULT, check_value, given_fields, mapping, options_of, parse, stated
 from .building import ModelSection
 from .guided_alignment import GuidedAlignment
 from .metrics import TEXT_METRICS
@@ -59,11 +59,9 @@ class Recipe:
         if isinstance(self.data, Mapping) and self.data.get("schedule", DEFAULT) == []:  # of earlier versions
             given = {name: value for name, value in self.data.items() if name != "schedule"}
             self.data = parse(DataSection, given, "data")
-        kinds = {"model": ModelSection, "data": DataSection, "tokenizer": TokenizerSection, "average": AverageSection}
-        kinds |= {"guided_alignment": GuidedAlignment, "decoding": DecodingOptions}
-        for name, kind in kinds.items():
-            if not isinstance(getattr(self, name), kind):
-                setattr(self, name, parse(kind, getattr(self, name), name))
+        for name, entry in options_of(Recipe).items():
+            if name not in ("training", "test") and not isinstance(getattr(self, name), entry.hint):
+                setattr(self, name, parse(entry.hint, getattr(self, name), name))
         if not isinstance(self.training, TrainingSection):
             self.training = TrainingSection(self.training)
         tokenizer = bleu_tokenizer(self.data.target_lang)

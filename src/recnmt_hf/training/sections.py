@@ -13,7 +13,7 @@ from ..data.prepared import KEYS_OF_DUPLICATES, ShardSettings
 from ..data.text import ON_EMPTY, ON_LONG
 from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES, check_tags
 from ..errors import UserError, short_repr
-from ..options import LANGUAGE, Range, check_options, documented, given_fields, option, options_of, parse
+from ..options import LANGUAGE, Range, check_options, documented, given_fields, option, options_of
 from .arguments import training_options
 from .building import MOST_SIZE
 from .metrics import TEXT_METRICS
@@ -26,17 +26,15 @@ _SYMBOLS = Range(least=5, most=MOST_SIZE)  # one beside the special tokens
 @documented
 @dataclass
 class DataSection:
-    """Section `data`: sentence pairs. [`~recnmt_hf.data.Corpus`] lists the fields of a corpus."""
+    """Section `data`: sentence pairs ([`~recnmt_hf.data.Corpus`] lists the fields), by default generated ones."""
 
     source_lang: str = option("en", "language code of the source")
     target_lang: str = option("de", "language code of the target")
     train: list[Corpus] = field(
-        default_factory=lambda: [parse(Corpus, {"generated": "train"}, "data.train[0]")],
-        metadata={"help": "corpora to train on; the generated one by default"},
+        default_factory=lambda: [Corpus(generated="train")], metadata={"help": "corpora to train on"}
     )
     validation: list[Corpus] = field(
-        default_factory=lambda: [parse(Corpus, {"generated": "validation"}, "data.validation[0]")],
-        metadata={"help": "corpora to evaluate on during training; the generated one by default"},
+        default_factory=lambda: [Corpus(generated="validation")], metadata={"help": "corpora to evaluate on"}
     )
     on_empty: str = option("error", "treatment of pairs with an empty side", choices=ON_EMPTY)
     max_source_length: Annotated[int, _LENGTH] = option(256, "maximum number of source tokens of a training pair")

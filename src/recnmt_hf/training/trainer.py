@@ -52,16 +52,14 @@ class TranslationTrainer(Seq2SeqTrainer):
         tokenizer (`PreTrainedTokenizerBase`): Source tokenizer, and target tokenizer unless that is given.
         target_tokenizer (`PreTrainedTokenizerBase`, *optional*): Target tokenizer.
         relations ([`~recnmt_hf.data.Relations`], *optional*): Of a model that reads dependency trees.
-        last_step (`int`, *optional*): For the first of two stages: training ends after this step, with a checkpoint;
-            the learning rate follows the schedule of the whole run.
+        last_step (`int`, *optional*): Last step of the first of two stages, whose learning rates are the whole run's.
         baseline (`str` or `Path`, *optional*): For the second stage: the last checkpoint of the first, which
             initializes `model`. `train(resume_from_checkpoint=baseline)` continues its steps, learning rate, position
             in the data and random numbers, but not weights and optimizer. The learning rate rises to its schedule
             again, over the steps of the warm-up, at most `2 / (1 - adam_beta2)` (Ma and Yarats, 2021).
         validation_decoding (mapping, *optional*): Fields of [`~recnmt_hf.inference.DecodingOptions`] for text that BLEU
             or ROUGE evaluates, with `args.bleu_beams` beams. Long sources are split unless they are truncated.
-        bpe_dropout (`float`, *optional*, defaults to 0.0): Probability of leaving out a merge of a word in training
-            ([`~recnmt_hf.data.tokenization.Resegmenter`]). Batches are formed by the lengths without dropout.
+        bpe_dropout (`float`, *optional*, defaults to 0.0): Probability of leaving out a merge of a word in training.
         guided_alignment ([`~recnmt_hf.training.guided_alignment.GuidedAlignment`], *optional*): Train a head of the
             cross-attention on the links of `train_dataset`. The log has their unweighted loss per linked target token
             as `alignment_loss`; `loss` includes it with its weight.
