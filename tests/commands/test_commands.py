@@ -29,7 +29,9 @@ def texts(tmp_path_factory, corpus):
     return folder
 
 
-def test_every_command_has_help(capsys):
+def test_help_and_env(capsys):
+    code, out, _ = call(capsys, "env")
+    assert code == 0 and all(f"{name}: " in out for name in ("recnmt_hf", "Python", "torch", "GPU", "extras"))
     for command in COMMANDS:
         with pytest.raises(SystemExit) as stop:
             build_parser(command).parse_args([command, "--help"])
@@ -170,11 +172,6 @@ def test_a_revision_is_that_of_from_pretrained(monkeypatch, capsys, tiny_folder)
     assert main(["translate", str(tiny_folder), "--revision", "v1"]) == 1
     assert main(["translate", str(tiny_folder)]) == 1
     assert seen[0].pop("revision") == "v1" and seen[0] == seen[1]
-
-
-def test_env(capsys):
-    code, out, _ = call(capsys, "env")
-    assert code == 0 and all(f"{name}: " in out for name in ("recnmt_hf", "Python", "torch", "GPU", "extras"))
 
 
 @pytest.mark.slow

@@ -272,14 +272,9 @@ def test_handlers_of_a_calling_program_stay(monkeypatch, capfd, default_handlers
         assert pool.submit(main, ["corpus", "out"]).result() == 1
 
 
-@pytest.fixture
-def talking(monkeypatch):
-    """The command `corpus` that prints and writes no files."""
-    monkeypatch.setattr("recnmt_hf.commands.data.run_corpus", lambda args: print("pairs"))
-
-
-def test_full_and_closed_streams(talking, monkeypatch, capfd):
+def test_full_and_closed_streams(monkeypatch, capfd):
     """Writing to a full or closed standard output is an error; a reader may close a pipe, and standard error."""
+    monkeypatch.setattr("recnmt_hf.commands.data.run_corpus", lambda args: print("pairs"))
     reader, writer = os.pipe()
     os.close(reader)
     for file, code, words in (("/dev/full", 2, "No space left on device"), (writer, 0, "")):

@@ -89,9 +89,6 @@ def test_each_fault_is_named(folder):
     assert faults_of(folder) == faults
     assert faults_of(folder, contents=False) == faults[:2]
     assert faults_of(folder, training_state=False) == [faults[0], faults[1], faults[3]]
-
-
-def test_an_unreadable_manifest_is_a_fault(folder):
     for text in ("{", "[]", "{}", '{"files": 3}'):
         (folder / MANIFEST).write_text(text)
         (fault,) = faults_of(folder)

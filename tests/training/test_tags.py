@@ -111,6 +111,8 @@ def test_two_directions(files, tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in one)
     with rejects(field="data.temperature"):
         train(both_ways(files, tmp_path, data={"temperature": 1.0}), tmp_path / "again", resume=True)
+    with rejects(field="data.train[1].source_tag"):  # which the tokenizer does not have
+        train(both_ways(files, tmp_path, tokenizer={"tags": [">>de<<"]}), tmp_path / "other")
 
 
 def test_tags_of_targets(files, tmp_path):
@@ -187,8 +189,3 @@ def test_test_sets_by_name(named, tmp_path):
     assert (score.sentences, score.references, score.signature.partition("|")[0]) == (2, 2, "nrefs:2")
     pairs = list(Corpus(sacrebleu=named).pairs("eng_Latn", "deu_Latn"))
     assert pairs[1] == ("The cat sleeps.", "Die Katze schläft.")
-
-
-def test_tags_that_the_tokenizer_lacks(files, tmp_path):
-    with rejects(field="data.train[1].source_tag"):
-        train(both_ways(files, tmp_path, tokenizer={"tags": [">>de<<"]}), tmp_path / "run")

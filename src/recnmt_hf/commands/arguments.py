@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import combinations
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from ..errors import UserError, short_repr
@@ -244,8 +245,7 @@ def add_recipe_arguments(parser: Parser, overrides: str, output: str) -> None:
 
 def refuse_duplicates(values: Iterable[Any], flag: str) -> None:
     """Raise a [`UserError`] if a value, file or folder is given twice. Pipes and devices may be given twice."""
-    words = [str(value) for value in values]
-    for word, other in ((word, other) for position, word in enumerate(words) for other in words[:position]):
+    for other, word in combinations(map(str, values), 2):
         is_same = word == other
         with suppress(OSError, ValueError):
             is_same |= (os.path.isfile(word) or os.path.isdir(word)) and os.path.samefile(word, other)

@@ -9,10 +9,6 @@ from ..errors import UserError
 from .arguments import SEED, Parser, add_recipe_arguments, whole
 
 
-# Options of `recnmt tokenizer` that are arguments of `train_tokenizer`.
-OF_TOKENIZER = ("kind", "vocab_size", "min_frequency", "lowercase", "byte_fallback", "tags")
-
-
 def add_corpus(parser: Parser) -> None:
     add, size, depth = parser.group("corpus"), whole(0), whole(0, 50)
     parser.add_output(help="folder in which train.en, train.de, validation.en, ... are written")
@@ -59,8 +55,9 @@ def run_tokenizer(args: argparse.Namespace) -> None:
     from ..data.tokenization import train_tokenizer
 
     texts = (line for path in args.files for line in read_lines(path) if line)
+    names = ("kind", "vocab_size", "min_frequency", "lowercase", "byte_fallback", "tags")
     with open_output_folder(args.output, must_be_new=True) as working:
-        tokenizer = train_tokenizer(texts, **{name: getattr(args, name) for name in OF_TOKENIZER})
+        tokenizer = train_tokenizer(texts, **{name: getattr(args, name) for name in names})
         tokenizer.save_pretrained(str(working))
     print(f"{args.output}: {len(tokenizer)} symbols")
 

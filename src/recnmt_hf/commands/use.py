@@ -32,7 +32,6 @@ SEVERAL = (
 )
 # Options of `recnmt demo`.
 LIMITS = list(options_of(Limits))
-LOADING = ("device", "dtype", "quantization", "trust_remote_code", "revision")
 
 
 def chunks(items: Iterable[T], size: int = 500) -> Iterator[list[T]]:
@@ -261,6 +260,7 @@ def run_demo(args: argparse.Namespace) -> None:
     from ..demo.serving import serve
 
     limits = {name: getattr(args, name) for name in LIMITS}
-    loading = {name: value for name in LOADING if (value := getattr(args, name)) is not None}
+    names = ("device", "dtype", "quantization", "trust_remote_code", "revision")
+    loading = {name: value for name in names if (value := getattr(args, name)) is not None}
     page = {"port": args.port, "share": args.share, "open_browser": args.open, "allowed_hosts": args.allow_host}
     serve(args.model, args.host, loading=loading, **page, **limits)

@@ -14,14 +14,13 @@ from ..options import MOST_SEED, Option, Range, option, options_of
 from .metrics import BLEU_TOKENIZERS, TEXT_METRICS, TextScorer, higher_is_better
 
 
-_STEPS = Range(above=0, share=True)
 _FRACTION = Range(least=0, below=1)
 Count = Annotated[int, Range(least=1)]
 # Ranges of transformers' arguments, which do not declare any.
 TRANSFORMERS_RANGES = {
     name: allowed
     for names, allowed in (
-        ("eval_steps save_steps logging_steps", _STEPS),
+        ("eval_steps save_steps logging_steps", Range(above=0, share=True)),
         ("warmup_steps", Range(least=0, share=True)),
         ("max_steps gradient_accumulation_steps eval_accumulation_steps torch_empty_cache_steps", Range(least=1)),
         ("per_device_train_batch_size per_device_eval_batch_size", Range(least=1)),

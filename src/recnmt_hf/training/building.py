@@ -26,7 +26,6 @@ from .processes import logger
 
 
 CLASS_PATH = re.compile(r"([^\W\d]\w*(?:\.[^\W\d]\w*)*)[.:]([^\W\d]\w*)")
-EXAMPLE = "package.module:ClassForConditionalGeneration"
 # Larger sizes are typing errors; they are rejected before memory is allocated.
 MOST_SIZE = 10**7
 
@@ -39,7 +38,7 @@ class ModelSection:
     type: str = option(
         "nmt_transformer",
         f"model family (`model_type`): {', '.join(MODEL_TYPES)}, or another one registered with `AutoConfig`; or the "
-        f"path of a class to import: `{EXAMPLE}`",
+        "path of a class to import: `package.module:ClassForConditionalGeneration`",
     )
     preset: str = option("small", "size of the model, e.g. tiny, small, base or big")
     fields: dict[str, Any] = field(default_factory=dict, metadata={"help": "configuration fields beside the preset's"})
@@ -74,10 +73,8 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
     owner: Any = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING.get(config_class, model_class) if is_model else None
     is_free = model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] is config_class
     if not (model_type and is_free and owner is model_class):
-        raise UserError(
-            f"model.type={name} must be a subclass of Seq2SeqConditionalGeneration with a model_type of its own.",
-            field=name,
-        )
+        reason = "must be a subclass of Seq2SeqConditionalGeneration with a model_type of its own"
+        raise UserError(f"model.type={name} {reason}.", field=name)
     AutoConfig.register(model_type, config_class, exist_ok=True)
     if model_class.model_class.config_class is config_class:  # a class of its own, not that of the base family
         AutoModel.register(config_class, model_class.model_class, exist_ok=True)
@@ -129,8 +126,6 @@ OF_LAYERS = {
     *("activation_function", "scale_embedding", "normalize_before", "layer_norm_eps", "final_logits_bias"),
     *("self_attention_type", "directional_include_self", "aan_activation"),
 }
-OF_HEADS = {"encoder_attention_heads", "decoder_attention_heads"}
-OF_POSITIONS = {"position_embedding_type", "encoder_position_embeddings", "decoder_position_embeddings"}
 OF_PARTS = {
     *("routing_iterations", "routing_softmax_axis", "recurrence_steps", "recurrence_position_embeddings"),
     *("recurrence_source", "fusion_gate", "encoder_shortcut", "rnn_input_position_embeddings", "relation_residual"),
@@ -148,10 +143,10 @@ def with_fields_of(folder: str | Path, section: ModelSection) -> ModelSection:
     own = build_config(section)
     names = OF_LAYERS | (OF_PARTS - set(own.presets[section.preset]))
     if trained.d_model == own.d_model:
-        names |= OF_HEADS
+        names |= {"encoder_attention_heads", "decoder_attention_heads"}
     kind = getattr(trained, "self_attention_type", None)
     if section.fields.get("self_attention_type", kind) == kind:
-        names |= OF_POSITIONS
+        names |= {"position_embedding_type", "encoder_position_embeddings", "decoder_position_embeddings"}
     names &= {entry.name for entry in fields(own)} & {entry.name for entry in fields(trained)} - section.fields.keys()
     kept = {name: getattr(trained, name) for name in sorted(names)}
     if changes := [f"{name}: {value}" for name, value in kept.items() if value != getattr(own, name)]:

@@ -97,10 +97,9 @@ class RunCallback(TrainerCallback):
 
 class TrainingStepCallback(TrainerCallback):
     """
-    Callback that calls `model.set_training_step(step)` before each step, for models that anneal a part of their loss.
-    The step is that of the trainer's state, so that a resumed run continues where it stopped. [`TranslationTrainer`]
-    adds it; `Seq2SeqTrainer` needs `callbacks=[TrainingStepCallback()]`. The `first_step` steps of an earlier stage are
-    not counted.
+    Callback that calls `model.set_training_step(step)` before each step, for models that anneal a part of their loss;
+    resumed runs continue. [`TranslationTrainer`] adds it; `Seq2SeqTrainer` needs `callbacks=[TrainingStepCallback()]`.
+    The `first_step` steps of an earlier stage are not counted.
     """
 
     def __init__(self, first_step: int = 0):

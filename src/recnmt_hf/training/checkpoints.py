@@ -44,11 +44,8 @@ _OF_RUNS = re.compile(
     rf"checkpoint-\d+|{FINAL}(\.partial|\.old)?|{FINAL}-[\w.-]+\.\w+|recipe\.yaml|(run|results|relations)\.json|runs|"
     r"\.overwritten|\..+\.partial|(target_)?tokenizer|tokenizers\.partial"
 )
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # Files of a checkpoint that only resuming needs.
-_TRAINING_STATE = re.compile(
-    r"(optimizer|scheduler|scaler|rng_state|trained_weights|trainer_state|training_args)[^/]*$"
-)
+_STATE = re.compile(r"(optimizer|scheduler|scaler|rng_state|trained_weights|trainer_state|training_args)[^/]*$")
 _NOT_COPIED = ("*.safetensors*", "*.pt", "*.pth", "*.bin", "*.md", "trainer_state.json")  # into an average
 
 
@@ -84,8 +81,8 @@ def check_output(output_dir: Path, resume: bool, overwrite: bool) -> None:
     if not paths:
         return
     # Names alone prove nothing: a run has a recipe with all sections, or a checkpoint with a manifest.
-    is_run = set(SECTIONS) <= mapping_in(output_dir / RECIPE).keys()
-    is_run = is_run or any(any(output_dir.glob(f"{place}checkpoint-*/{MANIFEST}")) for place in ("", f"{BASELINE}/"))
+    manifests = (output_dir.glob(f"{place}checkpoint-*/{MANIFEST}") for place in ("", f"{BASELINE}/"))
+    is_run = set(SECTIONS) <= mapping_in(output_dir / RECIPE).keys() or any(map(any, manifests))
     foreign = [path for path in paths if overwrite and not is_of_run(path)]
     some = ", ".join(path.name for path in (foreign or paths)[:4])
     if not resume and not overwrite:
@@ -142,7 +139,7 @@ def faults_of(folder: str | Path, contents: bool = True, training_state: bool = 
         return [f"{MANIFEST} cannot be read ({error})"]
     # Manifests of earlier versions may list the card, and their own partial file.
     names = [name for name in sizes if name != CARD and not name.endswith(".partial")]
-    names = [name for name in names if training_state or not _TRAINING_STATE.search(name)]
+    names = [name for name in names if training_state or not _STATE.search(name)]
     found = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
     whole = {name: folder / name for name in names if found.get(name) == sizes[name]}
     current = sums_of({name: file for name, file in whole.items() if contents and name in sums})
@@ -152,7 +149,7 @@ def faults_of(folder: str | Path, contents: bool = True, training_state: bool = 
 
 def numbered_in(run: str | Path) -> list[tuple[int, Path]]:
     """Return steps and folders of all checkpoints of a run, complete or not, oldest first."""
-    matches = ((_CHECKPOINT.fullmatch(folder.name), folder) for folder in Path(run).glob("checkpoint-*"))
+    matches = ((re.fullmatch(r"checkpoint-(\d+)", folder.name), folder) for folder in Path(run).glob("checkpoint-*"))
     return sorted((int(match[1]), folder) for match, folder in matches if match)
 
 

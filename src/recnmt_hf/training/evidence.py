@@ -31,8 +31,6 @@ from .sections import TRAINING_DEFAULTS
 
 
 FORMAT = 1
-# Libraries on which figures depend.
-LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
 # Values of the log that curves show.
 LOGGED = re.compile(r"loss|alignment_loss|learning_rate|(eval|mean)_.*(?<!_runtime)(?<!_per_second)")
 # Settings that do not affect training, or are private.
@@ -187,7 +185,8 @@ def hide_folders(text: str) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, this library and those on which figures depend."""
-    installed = {name: version(name) for name in LIBRARIES}
+    libraries = ("torch", "transformers", "tokenizers", "datasets", "accelerate", "sacrebleu")
+    installed = {name: version(name) for name in libraries}
     return {"python": platform.python_version(), "recnmt-hf": __version__, **installed}
 
 

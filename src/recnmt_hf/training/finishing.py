@@ -39,13 +39,12 @@ NORM_BATCHES = 200
 
 def finish(plan: Plan, trainer: TranslationTrainer) -> None:
     """Average checkpoints into the final model, unless an earlier process did, and test it."""
-    output_dir, arguments = plan.output_dir, plan.arguments
-    metric, is_better = arguments.metric_for_best_model or "loss", arguments.greater_is_better is not False
-    chosen = checkpoints.choose_checkpoints(output_dir, plan.average.count, plan.average.which, metric, is_better)
+    output_dir, average, metric = plan.output_dir, plan.average, plan.arguments.metric_for_best_model or "loss"
+    chosen = checkpoints.choose_checkpoints(output_dir, average.count, average.which, metric)
     names = [folder.name for folder in chosen]
     logger.info(f"Final model: {'the average of ' * (len(names) > 1)}{', '.join(names)}.")
-    if len(chosen) < plan.average.count:
-        logger.info(f"The run has fewer checkpoints than average.count={plan.average.count}.")
+    if len(chosen) < average.count:
+        logger.info(f"The run has fewer checkpoints than average.count={average.count}.")
     final, working = output_dir / FINAL, output_dir / PARTIAL_FINAL
     is_resumed = trainer.state.global_step == trainer.steps_before  # without a step
     if is_resumed and is_average(final, names, steps_of(checkpoints_in(output_dir)[-1][1])):

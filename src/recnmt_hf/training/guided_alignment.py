@@ -13,10 +13,6 @@ from ..models.seq2seq_loss import divisor
 from ..options import Range, check_options, check_value, documented, option
 
 
-# Added to the attention weights, as Marian does: its logarithm bounds the loss of a link that the model misses.
-EPSILON = 1e-6
-
-
 @documented
 @dataclass
 class GuidedAlignment:
@@ -104,6 +100,7 @@ class AlignmentGuide:
         """Add the loss to that of a model's output."""
         if self.links is None or self.weights is None:
             return
-        loss = -(self.links * torch.log(self.weights + EPSILON)).sum()
+        # As in Marian, 1e-6 bounds the loss of a link that the model misses.
+        loss = -(self.links * torch.log(self.weights + 1e-6)).sum()
         output.loss = output.loss + self.weight * loss / divisor(kwargs["labels"], kwargs.get("num_items_in_batch"))
         self.means.add("alignment_loss", loss, self.links.sum())

@@ -31,11 +31,6 @@ class TextScorer:
     lowercase: bool = False  # case-insensitive BLEU
     tokenize: str | None = None  # sacrebleu's tokenizer
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the scores."""
-        return TEXT_METRICS[self.metric]
-
     def scores(self, hypotheses: Sequence[str], references: References) -> dict[str, MetricScore]:
         """Return the scores of generated text by name."""
         if self.metric == "rouge":
@@ -48,7 +43,7 @@ class TextScorer:
         """Test by approximate randomization whether generated text differs from a baseline's."""
         options: dict[str, Any] = {"lowercase": self.lowercase, "tokenize": self.tokenize}
         if self.metric == "rouge":
-            options = {"metric": self.names[-1], "units": self.rouge_units}
+            options = {"metric": ROUGE_TYPES[-1], "units": self.rouge_units}
         systems = {"baseline": baseline, "model": hypotheses}
         return compare_systems(systems, references, RANDOMIZATION, samples, **options)[-1]
 

@@ -150,11 +150,6 @@ class Plan:
         by_metric = self.arguments.lr_scheduler_type in BY_METRIC
         return self.average.which == "best" or by_metric or self.stages[-1].patience is not None
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The values that a resumed run must not change, by field of the recipe."""
-        return identity_of(self.settings, self.compares_evaluations)
-
     def describe(self) -> str:
         """Return the plan as YAML: stages, the recipe with all defaults, and what a resumed run must not change."""
         stages = [
@@ -167,8 +162,8 @@ class Plan:
             }
             for stage in self.stages
         ]
-        resolved = {"decoding": asdict(self.decoding), "identity": self.identity}
-        return dump_yaml({"stages": stages, **self.settings, **resolved})
+        identity = identity_of(self.settings, self.compares_evaluations)
+        return dump_yaml({"stages": stages, **self.settings, "decoding": asdict(self.decoding), "identity": identity})
 
 
 def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,10 +180,6 @@ def identity_of(settings: Mapping[str, Any], compares_evaluations: bool) -> dict
     free = FREE if compares_evaluations else FREE | OF_EVALUATIONS
     values = values_of(settings).items()
     return {name: value for name, value in values if name not in free and not name.startswith(FREE_PREFIXES)}
-
-
-# Bytes of a parameter in training on the CPU (weight, gradient, Adam's two averages), and of its weight alone.
-TRAINING_BYTES, WEIGHT_BYTES = 16, 4
 
 
 def dry_run(plan: Plan) -> None:
@@ -249,7 +240,8 @@ def model_on_meta(plan: Plan) -> PreTrainedModel:
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed <= available:
         model = build_on_meta(config)
-        needed = max(needed, model.num_parameters() * (TRAINING_BYTES if plan.arguments.use_cpu else WEIGHT_BYTES))
+        # On the CPU weight, gradient and Adam's two averages of each parameter, else its weight alone.
+        needed = max(needed, model.num_parameters() * (16 if plan.arguments.use_cpu else 4))
     if needed > available:
         memory = f"{needed / 2**30:,.1f} GiB; {available / 2**30:,.1f} GiB are available"
         raise UserError(f"The model {plan.data.model} needs {memory}.", field="model")

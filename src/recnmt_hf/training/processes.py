@@ -21,9 +21,6 @@ from .._interrupts import end_with_parent
 
 T = TypeVar("T")
 
-# Timeout of collectives that wait as long as the other processes live.
-NO_TIMEOUT = timedelta(days=365)
-
 
 class MainProcessHandler(logging.Handler):
     """Handler that writes messages of the main process to standard error."""
@@ -56,8 +53,8 @@ class Processes:
         if not (self.is_main and sys.stderr.isatty()):
             datasets.disable_progress_bars()
             transformers.utils.logging.disable_progress_bar()
-        # For waiting: gloo does not spin, and detects when the other process dies.
-        self.waiting: Any = dist.new_group(backend="gloo", timeout=NO_TIMEOUT) if self.count > 1 else None
+        # For waiting as long as the other processes live: gloo does not spin, and detects when another one dies.
+        self.waiting: Any = dist.new_group(backend="gloo", timeout=timedelta(days=365)) if self.count > 1 else None
 
     def on_main(self, work: Callable[[], T]) -> T:
         """Run work on the first process, and return its (pickled) result on all, which wait without timeout."""

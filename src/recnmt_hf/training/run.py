@@ -210,10 +210,9 @@ def fit(trainer: TranslationTrainer, stage: Stage, checkpoint: Path | None) -> N
 
 def stopped_early(checkpoint: Path, patience: int | None) -> bool:
     """Return whether early stopping ended the run with this checkpoint."""
-    states = checkpoints.state_of(checkpoint).get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
-    states = states if isinstance(states, list) else [states]
-    counters = [state.get("attributes", {}).get("early_stopping_patience_counter", 0) for state in states]
-    return patience is not None and any(counter >= patience for counter in counters)
+    state = checkpoints.state_of(checkpoint).get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
+    counter = state.get("attributes", {}).get("early_stopping_patience_counter", 0)
+    return patience is not None and counter >= patience
 
 
 # What prepared data is made of. The data itself is compared.
@@ -232,7 +231,7 @@ def check_recipe(plan: Plan, checkpoint: Path) -> None:
         logger.info(f"{plan.output_dir} has no readable {RECIPE}, so changes of the recipe are unknown.")
         return
     settings = Recipe(**earlier).to_dict()
-    fixed = identity_of(settings, plan.compares_evaluations).keys() | plan.identity.keys() | OF_DATA
+    fixed = OF_DATA.union(*(identity_of(values, plan.compares_evaluations) for values in (settings, plan.settings)))
     old, new = values_of(settings), values_of(plan.settings)
     for name in old.keys() ^ new.keys():
         entry = TRAINING_OPTIONS.get(name.removeprefix("training."))

@@ -121,9 +121,8 @@ class TokenizerSection:
     @property
     def existing(self) -> list[str]:
         """Existing tokenizers, one for both sides or one for each; empty if they are to be trained."""
-        if self.source is None:
-            return []
-        return [self.source] if self.joint else [self.source, self.target or self.source]
+        sources = [self.source] if self.joint else [self.source, self.target or self.source]
+        return [source for source in sources if source is not None]
 
     @property
     def vocabularies(self) -> list[dict[str, Any]]:

@@ -26,16 +26,13 @@ from .metrics import TextScorer
 from .processes import logger
 
 
-# Options of several beams or hypotheses, which have no effect on validation or are replaced there.
-OF_BEAMS = ("beams", "num_hypotheses", "alignments", "on_long", "generate")
-# Decoding options that every score records.
-ALWAYS = ("beams", "length_penalty_type", "length_penalty")
 SAMPLES = 1000
 
 
 def validation_options(decoding: Mapping[str, Any], beams: int) -> DecodingOptions:
     """Return the options of test sets with other `beams`; long sources must not end the training."""
-    options = {name: value for name, value in decoding.items() if name not in OF_BEAMS}
+    replaced = ("beams", "num_hypotheses", "alignments", "on_long", "generate")
+    options = {name: value for name, value in decoding.items() if name not in replaced}
     generate = dict(decoding.get("generate", {}))
     if beams == 1:
         generate.pop("early_stopping", None)  # transformers rejects it
@@ -89,6 +86,7 @@ def test_model(
     for fault in faults:
         logger.warning(f"Warning: {name}: {fault}")
     default, first = asdict(DecodingOptions()), next(iter(scores.values()))
+    always = ("beams", "length_penalty_type", "length_penalty")
     score = TestScore(
         name=name,
         scores={kind: score.score for kind, score in scores.items()},
@@ -96,7 +94,7 @@ def test_model(
         sentences=len(sources),
         source_sha256=sum_of_lines(sources),
         reference_sha256=sum_of_lines(chain(*references)),
-        decoding={key: value for key, value in asdict(options).items() if value != default[key] or key in ALWAYS},
+        decoding={key: value for key, value in asdict(options).items() if value != default[key] or key in always},
         translations=f"{TRANSLATIONS}/{name}.{language}",
         dataset=[dict(corpus) for corpus in dataset],
         references=len(references),
@@ -170,9 +168,7 @@ def token_loss(trainer: Any, model: torch.nn.Module, dataset: Dataset) -> float:
     total = torch.zeros(2, dtype=torch.float64, device=device)
     # Every process takes every world-th batch, and for sharding as many as the others.
     batches = list(trainer.get_eval_dataloader(dataset))
-    rounds = math.ceil(len(batches) / world)
-    for turn in range(rounds):
-        index = turn * world + rank
+    for index in range(rank, math.ceil(len(batches) / world) * world, world):
         inputs = trainer._prepare_inputs(batches[min(index, len(batches) - 1)])
         tokens = (inputs["labels"] != -100).sum()
         settings = {"return_logits": False} if trainer.smooths_itself else {}

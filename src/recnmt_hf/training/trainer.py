@@ -33,10 +33,6 @@ from .processes import logger
 from .testing import evaluate, validation_options
 
 
-# Pairs of words in a batch per token of its budget, for models that compare all pairs.
-PAIRS_PER_TOKEN = 64
-
-
 class NonFiniteLossError(UserError):
     """The loss became NaN or infinite. Nothing was saved since."""
 
@@ -141,7 +137,7 @@ class TranslationTrainer(Seq2SeqTrainer):
         """Return the sampler of a prepared dataset: one of those in `data.batching` and `data.sharded`."""
         squared = self.args.max_squared_tokens
         if squared is None and getattr(self.model.config, "compares_all_pairs", False):
-            squared = PAIRS_PER_TOKEN * self.args.max_tokens
+            squared = 64 * self.args.max_tokens  # 64 pairs of words for a token of the batch
         limits = BatchLimits(self.args.max_tokens, self.args.max_sentences, squared or None)
         processes = self.accelerator.num_processes if shuffle else 1
         settings: dict[str, Any] = {"num_processes": processes, "seed": self.data_seed, "shuffle": shuffle}
