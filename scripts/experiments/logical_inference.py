@@ -272,7 +272,7 @@ def train_model(
 ) -> LogicResult:
     """Train a model, test it, and save it with its result."""
     trainer = build_trainer(recipe, name, folder, train, validation)
-    checkpoint = newest_intact_checkpoint(folder, logger.info)
+    checkpoint = newest_intact_checkpoint(folder)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     model: Any = trainer.accelerator.unwrap_model(trainer.model)
     accuracy = trainer.evaluate(metric_key_prefix="final")["final_accuracy"]

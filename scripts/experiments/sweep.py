@@ -287,7 +287,7 @@ def is_done(folder: Path, recipe: Recipe) -> bool:
 
 def result_of(cell: Cell, folder: Path) -> CellResult:
     """Load the result of a finished run."""
-    checkpoint = newest_intact_checkpoint(folder, logger.info)
+    checkpoint = newest_intact_checkpoint(folder)
     state = state_of(checkpoint) if checkpoint is not None else {}
     evaluations = [entry for entry in state.get("log_history", []) if "eval_loss" in entry]
     kinds = {"loss", "perplexity", *(name for names in TEXT_METRICS.values() for name in names)}

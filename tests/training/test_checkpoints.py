@@ -95,23 +95,23 @@ def test_each_fault_is_named(folder):
         assert fault.startswith("complete.json cannot be read (")
 
 
-def test_the_newest_intact_checkpoint(tmp_path):
+def test_the_newest_intact_checkpoint(tmp_path, capsys):
     """Damaged ones are reported, incomplete ones skipped; if all are damaged, the error names them."""
     run = run_of(tmp_path / "run", {9: 1.0, 10: 2.0, 11: 3.0, 12: 4.0})
-    reports, newest_intact_checkpoint = [], checkpoints.newest_intact_checkpoint
-    assert newest_intact_checkpoint(run, reports.append) == run / "checkpoint-12" and reports == []
+    newest_intact_checkpoint = checkpoints.newest_intact_checkpoint
+    assert newest_intact_checkpoint(run) == run / "checkpoint-12" and capsys.readouterr().err == ""
     (run / "checkpoint-12" / MANIFEST).unlink()  # its saving was cut off, which is no damage
     (run / "checkpoint-11" / "config.json").write_text("[]")
     (run / "checkpoint-10" / "config.json").write_text("{ }")
     assert checkpoints.newest_checkpoint(run) == run / "checkpoint-11", "only sizes are compared"
-    assert newest_intact_checkpoint(run, reports.append) == run / "checkpoint-9"
+    assert newest_intact_checkpoint(run) == run / "checkpoint-9"
     faults = ["config.json has changed since it was saved.", "config.json has 3 bytes, not 2."]
-    assert [text.split(": ")[1] for text in reports] == faults
+    assert [text.split(": ")[1] for text in capsys.readouterr().err.splitlines()] == faults
     (run / "checkpoint-9" / "config.json").unlink()
     with rejects(*(f"checkpoint-{step} is damaged" for step in (9, 10, 11)), field=str(run)):
-        newest_intact_checkpoint(run, reports.append)
+        newest_intact_checkpoint(run)
     shutil.rmtree(run)
-    assert newest_intact_checkpoint(run, reports.append) is None
+    assert newest_intact_checkpoint(run) is None
 
 
 def test_choice_of_last_and_best(tmp_path):

@@ -49,11 +49,8 @@ GROUPS = {
     "speed": ("max_tokens", "buffer"),
 }
 # Names of options that differ from the field's.
-FLAGS = {
-    "beams": ["--beams", "--beam-size", "--num-beams"],
-    "num_hypotheses": ["--n-best"],
-    "alignment_layer": ["--layer", "--alignment-layer"],
-}
+FLAGS = {"beams": ["--beams", "--beam-size", "--num-beams"], "num_hypotheses": ["--n-best"]}
+FLAGS["alignment_layer"] = ["--layer", "--alignment-layer"]
 
 
 class HelpFormatter(argparse.HelpFormatter):

@@ -71,7 +71,6 @@ def add_prepare(parser: Parser) -> None:
 
 
 def run_prepare(args: argparse.Namespace) -> None:
-    from ..data.sharded import ShardRecord
     from ..data.text import tsv
     from ..training.inputs import prepare_in_shards
     from ..training.processes import logger
@@ -88,12 +87,7 @@ def run_prepare(args: argparse.Namespace) -> None:
     for corpus in recipe.data.train:
         corpus.check_languages(recipe.data.source_lang, recipe.data.target_lang)
         corpus.check_files(recipe.data.source_lang, recipe.data.target_lang)
-
-    def report(record: ShardRecord) -> None:
-        logger.info(f"Shard {record.name}: {record.pairs} of {record.read} pairs.")
-
-    workers = args.workers or os.cpu_count() or 1
-    manifest = prepare_in_shards(recipe, Path(output), workers, (number, parts), report)
+    manifest = prepare_in_shards(recipe, Path(output), args.workers or os.cpu_count() or 1, (number, parts))
     if manifest is None:
         print(f"{output}: part {number}/{parts} is complete; shards of other parts are missing.")
         return

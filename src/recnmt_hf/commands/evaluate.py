@@ -160,12 +160,10 @@ def run_evaluate(args: argparse.Namespace) -> None:
             for words, size, score in bins:
                 length = "" if score.length_ratio is None else f", length ratio {score.length_ratio:.3f}"
                 shown.append(f"  {name} of sources with {words} {units}: {score.score:.2f}{length} ({size} sentences)")
-            report["systems"][system] = {"scores": [vars(score) for score in scores]}
-            if source is not None:
-                report["systems"][system]["by_length"] = [
-                    {"words": words, "sentences": size, kind: score.score, "length_ratio": score.length_ratio}
-                    for words, size, score in bins
-                ]
+            own = report["systems"][system] = {"scores": [vars(score) for score in scores]}
+            for words, size, score in bins:
+                row = {"words": words, "sentences": size, kind: score.score, "length_ratio": score.length_ratio}
+                own.setdefault("by_length", []).append(row)
         options = {"metric": "rougeL", "units": args.rouge} if args.rouge else {"tokenize": args.tokenize}
         tests = {"both": (BOOTSTRAP, RANDOMIZATION), "all": METHODS}
         for method in tests.get(args.significance, [args.significance]) if len(systems) > 1 else ():

@@ -34,10 +34,10 @@ SEVERAL = (
 LIMITS = list(options_of(Limits))
 
 
-def chunks(items: Iterable[T], size: int = 500) -> Iterator[list[T]]:
-    """Yield the items in lists of at most `size`."""
+def chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield the items in lists of at most 500."""
     items = iter(items)
-    while chunk := list(islice(items, size)):
+    while chunk := list(islice(items, 500)):
         yield chunk
 
 
@@ -212,11 +212,9 @@ def run_align(args: argparse.Namespace) -> None:
         sizes = len(str(pair.source).split()), len(pair.target.split())
         if any(i >= sizes[0] or j >= sizes[1] for i, j in known.possible):
             place = f"{args.gold}, line {number}"
-            raise UserError(
-                f"{place} has a link beyond {sizes[0]} source and {sizes[1]} target words. Pass the gold file of these "
-                "sentences, source first; use --one-based if positions count from 1.",
-                field=place,
-            )
+            reason = f"{place} has a link beyond {sizes[0]} source and {sizes[1]} target words."
+            remedy = "Pass the gold file of these sentences, source first; use --one-based if positions count from 1."
+            raise UserError(f"{reason} {remedy}", field=place)
     if args.pair > len(pairs):
         raise UserError(f"--pair must be at most {len(pairs)}, got {args.pair}.", field="--pair")
     inputs = [path for path in (args.source, args.target, args.gold, args.source_trees) if path is not None]

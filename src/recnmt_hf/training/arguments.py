@@ -103,12 +103,8 @@ OWN_ARGUMENTS = tuple(TranslationTrainingArguments.__annotations__)
 @cache
 def training_options() -> dict[str, Option]:
     """Return the declarations of [`TranslationTrainingArguments`]' fields, with ranges for those of transformers."""
-    return {
-        # Transformers' choices omit null, the default of some.
-        name: replace(
-            entry,
-            allowed=entry.allowed or TRANSFORMERS_RANGES.get(name),
-            choices=entry.choices if name in OWN_ARGUMENTS else None,
-        )
-        for name, entry in options_of(TranslationTrainingArguments).items()
-    }
+    options = {}
+    for name, entry in options_of(TranslationTrainingArguments).items():
+        choices = entry.choices if name in OWN_ARGUMENTS else None  # transformers' omit null, the default of some
+        options[name] = replace(entry, allowed=entry.allowed or TRANSFORMERS_RANGES.get(name), choices=choices)
+    return options

@@ -36,9 +36,7 @@ class ModelSection:
     """Section `model`: the model to train."""
 
     type: str = option(
-        "nmt_transformer",
-        f"model family (`model_type`): {', '.join(MODEL_TYPES)}, or another one registered with `AutoConfig`; or the "
-        "path of a class to import: `package.module:ClassForConditionalGeneration`",
+        "nmt_transformer", f"model family: {', '.join(MODEL_TYPES)}, another of `AutoConfig`, or `package.module:Class`"
     )
     preset: str = option("small", "size of the model, e.g. tiny, small, base or big")
     fields: dict[str, Any] = field(default_factory=dict, metadata={"help": "configuration fields beside the preset's"})

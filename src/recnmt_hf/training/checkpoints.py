@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from .._loading_errors import FINAL as FINAL
 from .._loading_errors import read_small_text
 from .._plain_card import CARD, write_plain_card
-from ..data.files import PREFIX, digest_of_file, lock, open_output_folder, remove
+from ..data.files import PREFIX, digest_of_file, lock, open_output_folder
 from ..errors import ExistingFileError, MissingFileError, UserError, short_repr
 from ..families import MODEL_TYPES
 from ..inference.model_settings import EVIDENCE
@@ -104,12 +104,6 @@ def is_of_run(path: Path) -> bool:
     return all(map(is_of_run, path.iterdir())) if path.name == BASELINE else bool(_OF_RUNS.fullmatch(path.name))
 
 
-def delete_run(output_dir: Path) -> None:
-    """Delete the files of a run, its recipe last, so that a killed deletion can be repeated."""
-    for path in filter(is_of_run, content_of(output_dir)):
-        remove(path)
-
-
 def mark_complete(folder: str | Path) -> None:
     """Write the manifest of a complete checkpoint, atomically: names, sizes and SHA-256 sums of its files."""
     paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
@@ -163,7 +157,7 @@ def newest_checkpoint(run: str | Path) -> Path | None:
     return next((folder for _, folder in reversed(checkpoints_in(run))), None)
 
 
-def newest_intact_checkpoint(run: str | Path, report: Callable[[str], None]) -> Path | None:
+def newest_intact_checkpoint(run: str | Path) -> Path | None:
     """Return a run's newest intact checkpoint, if one was ever completed; report damaged ones, and raise if all are."""
     damaged: list[str] = []
     for _, folder in reversed(numbered_in(run)):
@@ -171,7 +165,7 @@ def newest_intact_checkpoint(run: str | Path, report: Callable[[str], None]) -> 
             if not (faults := faults_of(folder)):
                 return folder
             damaged.append(f"{folder} is damaged: {'; '.join(faults[:3])}.")
-            report(damaged[-1])
+            logger.info(damaged[-1])
     if damaged:
         raise UserError(f"{run} has no intact checkpoint. {' '.join(damaged)}", field=run)
     return None

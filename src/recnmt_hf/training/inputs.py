@@ -195,9 +195,7 @@ def fingerprints(tokenizers: TokenizerPair) -> list[str]:
     return list(map(tokenizer_fingerprint, tokenizers))
 
 
-def prepare_in_shards(
-    recipe: Recipe, output: Path, workers: int, part: tuple[int, int], on_shard: Callable[[ShardRecord], None]
-) -> dict[str, Any] | None:
+def prepare_in_shards(recipe: Recipe, output: Path, workers: int, part: tuple[int, int]) -> dict[str, Any] | None:
     """Prepare training data in shards ([`~recnmt_hf.data.prepare_shards`]), with tokenizers, trained if necessary."""
     output.mkdir(parents=True, exist_ok=True)
     reject_model_folder(output)
@@ -220,6 +218,9 @@ def prepare_in_shards(
             tokenizers.save_beside_source(output)
             with replacing(output / SOURCE_TOKENIZER) as folder:
                 tokenizers.source.save_pretrained(str(folder))
-    return prepare_shards(
-        section.train, tokenizers, output, section.shards, workers=workers, part=part, trees=trees, on_shard=on_shard
-    )
+
+    def report(shard: ShardRecord) -> None:
+        logger.info(f"Shard {shard.name}: {shard.pairs} of {shard.read} pairs.")
+
+    options: dict[str, Any] = {"workers": workers, "part": part, "trees": trees, "on_shard": report}
+    return prepare_shards(section.train, tokenizers, output, section.shards, **options)

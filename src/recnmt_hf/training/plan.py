@@ -206,13 +206,9 @@ def dry_run(plan: Plan) -> None:
     try:
         if arguments.optimizer is None:  # else Adadelta, which is not one of transformers
             Trainer.get_optimizer_cls_and_kwargs(arguments, model)
-        get_scheduler(
-            arguments.lr_scheduler_type,
-            torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=max(arguments.learning_rate, 1e-9)),
-            num_warmup_steps=arguments.get_warmup_steps(steps),
-            num_training_steps=steps,
-            scheduler_specific_kwargs=cast("dict[str, Any]", arguments.lr_scheduler_kwargs or {}),
-        )
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=max(arguments.learning_rate, 1e-9))
+        settings = cast("dict[str, Any]", arguments.lr_scheduler_kwargs or {})
+        get_scheduler(arguments.lr_scheduler_type, optimizer, arguments.get_warmup_steps(steps), steps, settings)
         if arguments.gradient_checkpointing:
             # Older versions of transformers have the other name.
             enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)

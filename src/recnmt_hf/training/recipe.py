@@ -159,13 +159,10 @@ def check_sections(recipe: Recipe) -> None:
     of_text = TEXT_METRICS[training.text_metric] if training.bleu_samples > 0 else ()
     check_value("training.metric_for_best_model", metric, Literal[("loss", "perplexity", *of_text)])
     uses_best = average.which == "best"
-    for name, is_set in (
-        ("training.early_stopping_patience", training.early_stopping_patience),
-        ("training.save_strategy", training.save_strategy == "best"),
-        ("average.which", uses_best),
-    ):
-        evaluates = training.eval_strategy != "no"
-        require(evaluates or not is_set, name, "requires evaluations: set training.eval_strategy to steps")
+    evaluates, reason = training.eval_strategy != "no", "requires evaluations: set training.eval_strategy to steps"
+    require(evaluates or not training.early_stopping_patience, "training.early_stopping_patience", reason)
+    require(evaluates or training.save_strategy != "best", "training.save_strategy", reason)
+    require(evaluates or not uses_best, "average.which", reason)
     if uses_best and training.save_strategy != "best":
         reason = "does not match training.eval_*: average.which=best needs an evaluation of each checkpoint"
         require(training.save_strategy == training.eval_strategy, "training.save_strategy", reason)

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import fields
@@ -112,7 +113,7 @@ def checkpoint_to_resume(output_dir: Path) -> Path | None:
     for _, folder in (pair for place in places for pair in checkpoints.numbered_in(place)):
         if not (folder / MANIFEST).exists():
             checkpoints.discard(folder)
-    newest = (checkpoints.newest_intact_checkpoint(place, logger.info) for place in places)
+    newest = (checkpoints.newest_intact_checkpoint(place) for place in places)
     checkpoint = next(filter(None, newest), None)
     logger.info(f"Resuming from {checkpoint}." if checkpoint else "No complete checkpoint: training from the start.")
     return checkpoint
@@ -145,8 +146,9 @@ def report(plan: Plan, inputs: Inputs, config: Any, checkpoint: Path | None, pro
 
 def begin(plan: Plan, record: Mapping[str, Any], checkpoint: Path | None, overwrite: bool) -> None:
     """Write recipe and record of a run that can start, and delete the run that it overwrites."""
-    if overwrite:
-        checkpoints.delete_run(plan.output_dir)
+    if overwrite:  # the recipe goes last, so that a killed deletion can be repeated
+        for path in filter(checkpoints.is_of_run, checkpoints.content_of(plan.output_dir)):
+            remove(path)
     with open_output(plan.output_dir / RECIPE) as file:
         file.write(dump_yaml(plan.settings))
     with open_output(plan.output_dir / RECORD) as file:
@@ -193,8 +195,10 @@ def trainer_of(plan: Plan, stage: Stage, config: Any, inputs: Inputs, checkpoint
 def fit(trainer: TranslationTrainer, stage: Stage, checkpoint: Path | None) -> None:
     """Train a stage to its end, from its checkpoint if it has one, and save a checkpoint of the last step."""
     if checkpoint is not None:
+        state = checkpoints.state_of(checkpoint).get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
+        waited = state.get("attributes", {}).get("early_stopping_patience_counter", 0)
         # The Trainer would make one more step before it checks the limit.
-        if steps_of(checkpoint) >= trainer.planned_steps() or stopped_early(checkpoint, stage.patience):
+        if steps_of(checkpoint) >= trainer.planned_steps() or waited >= (stage.patience or math.inf):
             logger.info(f"The run ended with {checkpoint.name}.")
             return
         is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled  # in files of other names
@@ -206,13 +210,6 @@ def fit(trainer: TranslationTrainer, stage: Stage, checkpoint: Path | None) -> N
     newest = checkpoints.newest_checkpoint(stage.arguments.folder)
     if newest is None or steps_of(newest) != trainer.state.global_step:
         trainer._save_checkpoint(trainer.model, None)
-
-
-def stopped_early(checkpoint: Path, patience: int | None) -> bool:
-    """Return whether early stopping ended the run with this checkpoint."""
-    state = checkpoints.state_of(checkpoint).get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
-    counter = state.get("attributes", {}).get("early_stopping_patience_counter", 0)
-    return patience is not None and counter >= patience
 
 
 # What prepared data is made of. The data itself is compared.
@@ -266,11 +263,9 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], fixed: set[str], che
     """Log what changed since the start of a run; `UserError` for `fixed` values, which give earlier steps a meaning."""
     changes = changes_of(old, new)
     if forbidden := [name for name in changes if name in fixed]:
-        raise UserError(
-            f"These values must not change since {checkpoint}: {'; '.join(changes[name] for name in forbidden)}. "
-            f"Restore them (the recipe is in {RECIPE}), or start again with --overwrite or in another folder.",
-            field=", ".join(forbidden),
-        )
+        reason = f"These values must not change since {checkpoint}: {'; '.join(changes[name] for name in forbidden)}."
+        remedy = f"Restore them (the recipe is in {RECIPE}), or start again with --overwrite or in another folder."
+        raise UserError(f"{reason} {remedy}", field=", ".join(forbidden))
     for change in changes.values():
         logger.info(f"Changed since the start of the run: {change}.")
 

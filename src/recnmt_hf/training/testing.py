@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..inference.backends.torch_model import TorchBackend
 from ..inference.options import DecodingOptions
 from ..inference.translator import Translator
-from ..metrics.bleu import MetricScore
+from ..metrics.bleu import MetricScore, References
 from ..metrics.suspicion import suspicions
 from .evidence import TRANSLATIONS, Evidence, TestScore, refuse_links, sum_of_lines
 from .metrics import TextScorer
@@ -126,12 +126,7 @@ def add_score(evidence: Evidence, folder: Path, score: TestScore, texts: Sequenc
 
 
 def compare_with_baseline(
-    score: TestScore,
-    texts: Sequence[str],
-    references: Sequence[Sequence[str]],
-    baseline: Path,
-    name: str,
-    scorer: TextScorer,
+    score: TestScore, texts: Sequence[str], references: References, baseline: Path, name: str, scorer: TextScorer
 ) -> None:
     """Add to a score that of another model, in the folder `baseline` and called `name`, on the same test set."""
     other = next((test for test in Evidence.load(baseline).tests if test.name == score.name), None)

@@ -220,7 +220,7 @@ class TranslationTrainer(Seq2SeqTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """Train as the Trainer, but `resume_from_checkpoint=True` selects the newest intact checkpoint."""
         if resume_from_checkpoint is True:
-            newest = checkpoints.newest_intact_checkpoint(self.args.folder, logger.info)
+            newest = checkpoints.newest_intact_checkpoint(self.args.folder)
             if newest is None:
                 raise UserError(f"{self.args.folder} has no complete checkpoint.", field=self.args.folder)
             resume_from_checkpoint = str(newest)
@@ -256,10 +256,9 @@ class TranslationTrainer(Seq2SeqTrainer):
         bad = self.accelerator.reduce((~torch.stack(flags)).any().float(), reduction="sum")
         if bad.item() > 0:
             newest = checkpoints.newest_checkpoint(self.args.folder) or "(none)"
-            raise NonFiniteLossError(
-                f"The loss became NaN or infinite by step {self.state.global_step}. Newest good checkpoint: {newest}. "
-                "Resume with a lower learning_rate, a longer warm-up, or max_grad_norm: 1.0."
-            )
+            reason = f"The loss became NaN or infinite by step {self.state.global_step}."
+            remedy = f"Newest good checkpoint: {newest}. Resume with a lower learning_rate, a longer warm-up, or"
+            raise NonFiniteLossError(f"{reason} {remedy} max_grad_norm: 1.0.")
 
     def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self.use_trained_weights()
