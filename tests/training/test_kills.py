@@ -243,9 +243,7 @@ def test_killed_average(tmp_path):
 
 @contextlib.contextmanager
 def failing_at(part, error):
-    """
-    An error where a path with `part` in it is opened, made or renamed to. If the disk is full, nothing grows any more.
-    """
+    """Raise an error where a path with `part` in it is opened, made or renamed to; a full disk stays full."""
     full = False
     places = {"open": 0, "os.mkdir": 0, "os.rename": 1}  # of the path among an event's arguments
 
