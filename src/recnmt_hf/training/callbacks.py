@@ -112,10 +112,7 @@ class TrainingStepCallback(TrainerCallback):
 
 
 class MovingAverage(TrainerCallback):
-    """
-    Callback that keeps the average `a <- decay * a + (1 - decay) * w` of a model's weights after each update (Kingma
-    and Ba, 2015, section 7.2), if there is a `decay`. Evaluations and checkpoints have it.
-    """
+    """Callback that averages weights, `a <- decay * a + (1 - decay) * w` (Kingma and Ba, 2015, section 7.2)."""
 
     def __init__(self, model: torch.nn.Module, decay: float | None):
         self.model = model

@@ -73,10 +73,7 @@ def test_model(
     prefixes: Sequence[str] = (),
     languages: Sequence[tuple[str | None, ...]] = (),
 ) -> tuple[TestScore, list[str], str]:
-    """
-    Translate and score a test set with one or several sets of references. Return the score with `dataset`, its corpora
-    as in recipes, the translations and a line with the score. Their file has the suffix `language`.
-    """
+    """Translate and score a test set of `dataset`, its corpora; return score, translations and a line to print."""
     prefixes, languages = prefixes or [""] * len(sources), languages or [()] * len(sources)
     texts = translate_segments(translator, sources, prefixes, languages, options, scorer.metric != "rouge")
     scores = scorer.scores(texts, references)
