@@ -172,14 +172,3 @@ def test_a_revision_is_that_of_from_pretrained(monkeypatch, capsys, tiny_folder)
     assert main(["translate", str(tiny_folder), "--revision", "v1"]) == 1
     assert main(["translate", str(tiny_folder)]) == 1
     assert seen[0].pop("revision") == "v1" and seen[0] == seen[1]
-
-
-@pytest.mark.slow
-def test_texts_of_one_line_each(tiny_folder, tmp_path, capsys):
-    """A model copies what ends a line for other programs, here between the parts of a text; records keep it."""
-    (tmp_path / "text").write_text("The dog sleeps.\u2028A cat sleeps.\n", encoding="utf-8")
-    command = ["translate", tiny_folder, "-i", tmp_path / "text", "--beams", "2", "--max-length-extra", "3"]
-    code, out, _ = call(capsys, *command)
-    assert code == 0 and len(out.splitlines()) == 1
-    (record,) = map(json.loads, call(capsys, *command, "--format", "jsonl")[1].split("\n")[:-1])
-    assert record["parts"] == 2 and "\u2028" in record["text"]

@@ -2,13 +2,9 @@
 
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from recnmt_hf.commands.main import main
@@ -105,21 +101,3 @@ def test_signals_leave_nothing_behind(world, tmp_path, monkeypatch, capfd, defau
     assert capfd.readouterr().err.strip().endswith(f"recnmt {words.split()[0]}: interrupted.")
     assert before and [path.name for path in tmp_path.rglob("*")] == ["temporary"]
     assert {each: signal.getsignal(each) for each in default_handlers} == default_handlers
-
-
-def test_processes_end_with_the_one_that_started_them():
-    """Otherwise their late results would mix with those of the next command."""
-    code = """
-import os, subprocess, sys, time
-child = "import time; from recnmt_hf._interrupts import end_with_parent; import os; "
-child += "end_with_parent(os.getppid()); print('ready', flush=True); time.sleep(60)"
-process = subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True)
-process.stdout.readline()
-print(process.pid, flush=True)
-os._exit(0)
-"""
-    pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120).stdout)
-    deadline = time.time() + 30
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.time() < deadline
-        time.sleep(0.1)

@@ -9,18 +9,16 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, nullcontext
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._plain_text import on_one_line
 from ..demo.limits import Limits
 from ..errors import UserError
 from ..inference.options import DecodingOptions
 from ..options import options_of
-from . import arguments
+from . import arguments, translation_parts
 
 
 if TYPE_CHECKING:
-    from ..inference.results import Translation
     from ..metrics.alignment import GoldAlignment, Links
 
 T = TypeVar("T")
@@ -59,20 +57,19 @@ def add_translate(parser: arguments.Parser) -> None:
 
 def run_translate(args: argparse.Namespace) -> None:
     from ..data.files import open_output, refuse_inputs
-    from ..data.text import read_lines
 
     args.options = arguments.read_decoding(args, arguments.DECODING)
     args.format = args.format or ("jsonl" if args.alignments else "n-best" if args.num_hypotheses > 1 else "text")
     if args.prefix == args.input == "-":
         raise UserError("--prefix - and --input - cannot be combined.", field="--prefix -")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("recnmt translate runs in one process. Start one for each part of a large file.")
+    if translation_parts.launched_processes()[1] > 1:
+        translation_parts.translate_in_parts(args)
+        return
     target = arguments.stream(args.output)
     inputs = [arguments.stream(path) for path in (args.input, args.prefix, args.source_trees) if path is not None]
     with ExitStack() as stack:
         out = stack.enter_context(open_output(target, inputs))
-        lines = arguments.read_sources(arguments.stream(args.input), args.source_trees)
-        prefixes = None if args.prefix is None else read_lines(arguments.stream(args.prefix))
+        lines, prefixes = translation_parts.inputs_of(args)
         translator = arguments.load_translator(args)
         trace = None
         if args.trace is not None:
@@ -82,26 +79,7 @@ def run_translate(args: argparse.Namespace) -> None:
             def trace(record: dict[str, Any]) -> None:
                 print(json.dumps(record, ensure_ascii=False), file=file)
 
-        scores = args.format != "text" or trace is not None
-        translations = translator.translate(lines, args.options, prefixes, scores, trace=trace)
-        for line, translation in enumerate(arguments.progress(translations, "sentences", out=out)):
-            write_translation(args.format, line, translation, out)
-            if (line + 1) % args.buffer == 0:
-                out.flush()  # for a reader that waits for its answers
-
-
-def write_translation(form: str, line: int, translation: Translation, out: IO[str]) -> None:
-    """Write the translation of a line in one of the formats."""
-    if form == "text":
-        print(on_one_line(translation.text), file=out)
-    for one in translation.hypotheses:
-        if form == "n-best":
-            print(f"{line} ||| {on_one_line(one.text)} ||| {one.log_prob:.6f} ||| {one.score:.6f}", file=out)
-        elif form == "jsonl":
-            record = {"line": line, "source": translation.source, **vars(one)}
-            omitted = {"alignment": None, "parts": 1}
-            record = {name: value for name, value in record.items() if value != omitted.get(name, ...)}
-            print(json.dumps(record, ensure_ascii=False), file=out)
+        translation_parts.write_translations(args, translator, lines, prefixes, out, trace=trace)
 
 
 def add_score(parser: arguments.Parser) -> None:
