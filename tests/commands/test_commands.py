@@ -93,6 +93,19 @@ def test_translations_of_test_sets_have_one_line_each(tmp_path, tiny_folder, tex
     assert (model / "translations/small.txt").read_text().splitlines() == ["a b c"] * 6
 
 
+def test_the_length_penalty_is_tuned_on_a_validation_set(tmp_path, capsys, tiny_folder, texts):
+    """The best of the grid on the validation set, by a search of its own for each test set."""
+    model = shutil.copytree(tiny_folder, tmp_path / "model")
+    words = ["--set", "small", texts / "test.en", texts / "test.de", "--device", "cpu", "--max-length-extra", 3]
+    words += ["--tune-length-penalty", texts / "validation.en", texts / "validation.de"]
+    code, out, err = call(capsys, "test", model, *words)
+    assert code == 0, err
+    assert [line.partition(":")[0] for line in out.splitlines()] == ["small", "small_tuned"]
+    first, second = json.loads((model / "evidence.json").read_text())["tests"]
+    alpha = float(err.partition("length penalty ")[2].partition(":")[0])
+    assert (first["decoding"]["length_penalty"], second["decoding"]["length_penalty"]) == (0.6, alpha)
+
+
 def test_translate_answers_on_a_pipe(tiny_folder, monkeypatch):
     """With a buffer of one line, each translation is written before the next line is read."""
     questions, answers = os.pipe(), os.pipe()

@@ -21,12 +21,16 @@ from recnmt_hf.commands.main import main
 from recnmt_hf.data.prepared import prepare_dataset
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.inference import Translator
+from recnmt_hf.inference.options import DecodingOptions
+from recnmt_hf.inference.results import Hypothesis, Translation
 from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.checkpoints import newest_checkpoint
 from recnmt_hf.training.evidence import Evidence
+from recnmt_hf.training.metrics import TextScorer
 from recnmt_hf.training.plan import Plan
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
+from recnmt_hf.training.testing import GRID, N_BEST, tune_length_penalty
 from recnmt_hf.training.trainer import NonFiniteLossError, TranslationTrainer
 
 
@@ -386,3 +390,25 @@ def test_adadelta(tmp_path, tokenizer):
     own = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
     settings = {"tokenizer": tokenizer, "train_dataset": trainer.train_dataset, "optimizers": (own, None)}
     assert TranslationTrainer(trainer.model, trainer.args, **settings).create_optimizer() is own
+
+
+SHORT, LONG = "the dog sleeps here", "the dog sleeps here in the house today"
+
+
+@pytest.mark.parametrize(("reference", "is_long"), [(LONG, True), (SHORT, False)])
+def test_long_references_need_a_larger_exponent(reference, is_long):
+    """-4 / ((5 + 4) / 6)^a against -5 / ((5 + 8) / 6)^a: the longer one is better from a = 0.61 on."""
+    seen = []
+
+    def translate(sources, options):
+        seen.append(options)
+        hypotheses = [Hypothesis(SHORT, 0.0, -4.0, [1] * 4), Hypothesis(LONG, 0.0, -5.0, [1] * 8)]
+        return [Translation(source, hypotheses) for source in sources]
+
+    translator = SimpleNamespace(translate=translate)
+    scores = tune_length_penalty(translator, ["x"] * 3, [[reference] * 3], DecodingOptions(beams=4), TextScorer())
+    assert {alpha for alpha in GRID if scores[alpha] == pytest.approx(100)} == {
+        a for a in GRID if (a > 0.61) == is_long
+    }
+    assert next(iter(scores.values())) == max(scores.values())
+    assert (seen[0].beams, seen[0].num_hypotheses, seen[0].split_sentences) == (N_BEST, N_BEST, "never")

@@ -25,11 +25,13 @@ def add_test(parser: arguments.Parser) -> None:
     add = parser.group("input and output")
     add("model", help="folder of a run or a trained model, in which scores and translations are written")
     sets = "name, sources and references (one file or several) of a test set; repeat for several sets"
-    names = ("NAME", "SOURCE REFERENCE [REFERENCE ...]")
+    names, pair = ("NAME", "SOURCE REFERENCE [REFERENCE ...]"), ("SOURCE", "REFERENCE")
     add("--set", nargs="+", action="append", required=True, metavar=names, help=sets)
     trees = f"name of a test set, and a {arguments.TREES_HELP}; repeat for several sets"
     add("--source-trees", nargs=2, action="append", default=[], metavar=("NAME", "FILE"), help=trees)
     add("--baseline", metavar="MODEL", help="model already tested on the same sets; adds p-values of randomization")
+    tune = "validation set on which the exponent of the length penalty is chosen, for a second result (NAME_tuned)"
+    add("--tune-length-penalty", nargs="+", metavar=pair, help=tune)
     add = parser.group("languages")
     add("--source-lang", help="code of the source language (default: the run's)")
     add("--target-lang", help="code of the target language, the file extension of translations (default: the run's)")
@@ -49,7 +51,7 @@ def run_test(args: argparse.Namespace) -> None:
     from ..training.evidence import Evidence, without_private
     from ..training.metrics import TextScorer
     from ..training.recipe import name_of_test
-    from ..training.testing import add_score, compare_with_baseline, test_model
+    from ..training.testing import add_score, compare_with_baseline, test_model, tune_length_penalty
 
     if any(len(words) < 3 for words in args.set):
         raise UserError("--set requires a name, sources and at least one file of references.", field="--set")
@@ -82,14 +84,22 @@ def run_test(args: argparse.Namespace) -> None:
         tokenize = tokenize or bleu_tokenizer(next(filter(None, named), None))
     scorer = TextScorer("rouge" if args.rouge else "bleu", args.rouge or "words", args.lowercase, tokenize)
     scorer.scores(["a"], ["a"])  # reject an unknown tokenizer before translating
-    for name, (sources, references) in sets.items():
+    runs = [(name, name, options) for name in sets]
+    if args.tune_length_penalty is not None:
+        corpus = {"source": args.tune_length_penalty[0], "target": args.tune_length_penalty[1:]}
+        scores = tune_length_penalty(translator, *load_test_set(corpus, "source", "target"), options, scorer)
+        alpha, best = next(iter(scores.items()))
+        arguments.note(f"length penalty {alpha}: {best:.2f} on the validation set, rescored")
+        runs += [(name, f"{name}_tuned", replace(options, length_penalty=alpha)) for name in sets]
+    for name, shown, options in runs:
+        sources, references = sets[name]
         source, *targets = (Path(masked(path)).name for path in (corpora[name]["source"], *corpora[name]["target"]))
         dataset: dict[str, Any] = {"source": source, "target": targets if len(targets) > 1 else targets[0]}
         if trees := corpora[name].get("source_trees"):
             dataset["source_trees"] = Path(trees).name
-        tested = test_model(translator, name, sources, references, language, options, scorer, [dataset])
+        tested = test_model(translator, shown, sources, references, language, options, scorer, [dataset])
         score, translations, summary = tested
-        if baseline is not None:
+        if baseline is not None and shown == name:
             compare_with_baseline(score, translations, references, baseline, without_private(args.baseline), scorer)
             baseline_scores = ", ".join(f"{value:.2f}" for value in score.baseline_scores.values())
             summary += f"; {args.baseline} {baseline_scores}, p = {score.p_value:.4f} ({score.test})"

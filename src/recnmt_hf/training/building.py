@@ -39,7 +39,9 @@ class ModelSection:
         "nmt_transformer", f"model family: {', '.join(MODEL_TYPES)}, another of `AutoConfig`, or `package.module:Class`"
     )
     preset: str = option("small", "size of the model, e.g. tiny, small, base or big")
-    fields: dict[str, Any] = field(default_factory=dict, metadata={"help": "configuration fields beside the preset's"})
+    fields: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "configuration fields that replace the preset's"}
+    )
     init_from: str | None = option(
         None, "model to start from (folder or Hub id): its weights, tokenizers and, unless in `fields`, settings"
     )

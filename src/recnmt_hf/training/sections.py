@@ -44,7 +44,7 @@ class DataSection:
     )
     max_length_ratio: Annotated[float | None, Range(least=1)] = option(None, "maximum ratio of the lengths of a pair")
     temperature: Annotated[float | None, Range(least=1, most=1000)] = option(
-        None, "draw pairs of a corpus by its size to the power of 1 / temperature; null: read each pair once"
+        None, "draw pairs from each corpus by its size to the power of 1 / temperature; null: read each pair once"
     )
     weights: list[float] | None = option(
         None, "how often each corpus is read in an epoch (prepared data only); a fraction reads a fixed part of it"

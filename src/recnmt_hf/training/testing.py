@@ -27,6 +27,8 @@ from .processes import logger
 
 
 SAMPLES = 1000
+GRID = tuple(round(0.1 * step, 1) for step in range(21))  # exponents of the length penalty that are compared
+N_BEST = 16  # hypotheses of each sentence that are rescored
 
 
 def validation_options(decoding: Mapping[str, Any], beams: int) -> DecodingOptions:
@@ -188,3 +190,22 @@ def sample_scores(trainer: Any, dataset: Dataset) -> dict[str, MetricScore]:
     pairs = list(zip(own, translations, strict=True))
     pairs = sorted(gather_object(pairs)) if world > 1 else pairs
     return trainer.args.scorer.scores([text for _, text in pairs], references)
+
+
+def tune_length_penalty(
+    translator: Translator, sources: Sequence[Any], references: References, options: DecodingOptions, scorer: TextScorer
+) -> dict[float, float]:
+    """
+    Return the score on a validation set by exponent of [`GRID`], the best one first. Each sentence is translated once,
+    and its [`N_BEST`] hypotheses are rescored; a search with the chosen exponent may find others.
+    """
+    wide = max(N_BEST, options.beams)
+    options = replace(options, beams=wide, num_hypotheses=wide, split_sentences="never")
+    lists = [translation.hypotheses for translation in translator.translate(sources, options)]
+    scores = {}
+    for alpha in GRID:
+        penalty = replace(options, length_penalty=alpha).penalty()
+        best = [max(rows, key=lambda row: row.log_prob / max(len(row.tokens), 1) ** penalty) for rows in lists]
+        *_, score = scorer.scores([on_one_line(row.text) for row in best], references).values()
+        scores[alpha] = score.score
+    return dict(sorted(scores.items(), key=lambda entry: -entry[1]))
