@@ -74,7 +74,7 @@ FAMILY = FAMILIES["gate_toy"]
 
 class TestGateToy(ModelContract):
     config_class, model_class = FAMILY.load_class("Config"), FAMILY.load_class("ForConditionalGeneration")
-    test_learns_short_sequences = test_compiled_graphs_serve_all_lengths = None  # slow, and as in test_toys.py
+    test_learns_short_sequences = test_compiled_graphs_serve_all_lengths = None  # slow
     test_an_exported_graph_is_free_of_batch_and_lengths = test_compiled_by_transformations_of_the_graph = None
 """
 

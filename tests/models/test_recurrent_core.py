@@ -7,7 +7,6 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderD
 from user_errors import rejects
 
 from recnmt_hf.models.decoder_cache import (
-    RecurrentAttentionLayer,
     RecurrentStateLayer,
     SourceMemoryCache,
     StaticRecurrentStateLayer,
@@ -85,15 +84,14 @@ def test_a_recurrence_takes_any_cell():
 def test_a_cached_recurrence_continues_where_it_stopped(cell):
     """In one call, word by word, in pieces with padding on either side: the same states; rolled back too."""
     torch.manual_seed(2)
-    recurrence = CachedRecurrence(cell, 3, 4, name="x").double()
-    words, start = torch.randn(2, 6, 3, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
-    expected = recurrence(words, initial_state=lambda: start)
-    torch.testing.assert_close(recurrence(words), recurrence(words, initial_state=lambda: torch.zeros_like(start)))
+    recurrence = CachedRecurrence(cell, 3, 4).double()
+    words = torch.randn(2, 6, 3, dtype=torch.float64)
+    expected = recurrence(words)
     for pieces in ([6], [1] * 6, [2, 1, 3]):
         cache = DynamicCache()
         complete_cache(cache, ["recnmt_recurrent"], 1)
         cache.activate_past_recording()
-        found = [recurrence(piece, None, cache, lambda: start) for piece in words.split(pieces, dim=1)]
+        found = [recurrence(piece, None, cache) for piece in words.split(pieces, dim=1)]
         torch.testing.assert_close(torch.cat(found, 1), expected, atol=1e-12, rtol=0)
         assert cache.get_seq_length() == 6
         cache.crop(-2)
@@ -104,9 +102,9 @@ def test_a_cached_recurrence_continues_where_it_stopped(cell):
     complete_cache(cache, ["recnmt_recurrent"], 1)
     padded = torch.full((2, 4, 3), float("nan"), dtype=torch.float64)
     padded[mask != 0] = words[:, :2].flatten(0, 1)
-    found = recurrence(padded, mask, cache, lambda: start)
+    found = recurrence(padded, mask, cache)
     torch.testing.assert_close(found[mask != 0], expected[:, :2].flatten(0, 1), atol=1e-12, rtol=0)
-    assert torch.equal(found[0, 0], start[0]), "before the first word"
+    assert not found[0, 0].any(), "before the first word"
     following = recurrence(words[:, 2:], torch.ones(2, 8), cache)
     torch.testing.assert_close(following, expected[:, 2:], atol=1e-12, rtol=0)
 
@@ -214,7 +212,7 @@ def test_rolling_back_nothing_and_everything(layer_class):
 
 
 def test_keys_and_states_are_cut_and_moved_together():
-    layer = RecurrentAttentionLayer()
+    layer = RecurrentStateLayer()
     layer.activate_past_recording()
     states, keys = torch.randn(3, 6, 2), torch.randn(3, 1, 6, 2)
 
@@ -252,7 +250,7 @@ def test_joined_caches_have_the_rows_of_both():
 
     def cache_of(rows, sources, length):
         own = DynamicCache()
-        own.layers += [DynamicLayer(), RecurrentStateLayer(), RecurrentAttentionLayer(), DynamicLayer()]
+        own.layers += [DynamicLayer(), RecurrentStateLayer(), RecurrentStateLayer(), DynamicLayer()]
         plain, recurrent, attending, _ = own.layers  # the last one stays empty
         plain.update(keys[rows], -keys[rows])
         recurrent.update_states(h=states[rows], c=-states[rows])

@@ -17,11 +17,10 @@ which are imported where Triton is installed (`try: import triton`). All other f
 
 1. `Seq2SeqModelBase.forward` calls the encoder: `embed_input` adds positions to the scaled embeddings, `run`
    applies the layers, `finish` makes the output, where a model adds memories and extra outputs.
-2. `memories` collects what the decoder reads: `Memories` maps names to `Memory(states, token_mask, kernel_mask)`, with
+2. `memories` collects what the decoder reads: a dict maps names to `Memory(states, token_mask, kernel_mask)`, with
    one row per source. `"encoder"` is the memory that every decoder layer attends.
 3. The decoder prepares the cache and the kernel masks of the memories (once per generation), and calls `embed_input`,
-   `run` and `finish`. Layers receive the `Memories` as they are. Beams of a source are more queries to the same
-   memory.
+   `run` and `finish`. Layers receive all memories. Beams of a source are more queries to the same memory.
 4. The output layer makes logits, or the loss is computed without them. Extra outputs reach the result by their names.
 
 There are two masks. The *token mask* has the shape `(batch_size, length)`, 1 keeps; it is the `attention_mask` that

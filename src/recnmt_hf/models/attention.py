@@ -28,8 +28,8 @@ def eager_attention_forward(
 ) -> tuple[Tensor, Tensor]:
     """
     Compute scaled dot-product attention (Vaswani et al., 2017, Eq. 1) of `(batch_size, num_heads, length, head_dim)`
-    with a boolean (`True` keeps) or additive mask; `query_offset` as in [`key_positions`]. Return contexts
-    `(batch_size, query_length, num_heads, head_dim)` and weights, zero for a query without a visible key.
+    with a boolean (`True` keeps) or additive mask. Return contexts `(batch_size, query_length, num_heads, head_dim)`
+    and weights, zero for a query without a visible key.
     """
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     weights = masked_softmax(scores, visible_positions(module, attention_mask, scores, query_offset), query.dtype)
@@ -81,10 +81,8 @@ def softmax(scores: Tensor) -> Tensor:
 
 
 def has_own_masks(implementation: str) -> bool:
-    """
-    Return whether an attention implementation has masks of its own: flex masks blocks of a self-attention, and flash
-    applies the token mask to keys and queries. Neither fits a memory, whose queries are other words.
-    """
+    """Return whether an attention implementation has masks of its own, which do not fit a memory."""
+    # Flex masks blocks of a self-attention, and flash applies the token mask to keys and queries.
     return "flex" in implementation or "flash" in implementation
 
 
@@ -180,10 +178,7 @@ class MultiHeadAttention(nn.Module):
     def head_weights(
         self, head: int, hidden_states: Tensor, key_value_states: Tensor, visible: Tensor | None
     ) -> Tensor:
-        """
-        Compute the weights `(batch_size, query_length, key_length)` of one head for inputs of `forward` in at least
-        float32 and without dropout; `visible` `(batch_size, 1, key_length)` is `True` at real tokens.
-        """
+        """Compute one head's weights `(batch_size, query_length, key_length)` in at least float32, without dropout."""
         own = slice(head * self.head_dim, (head + 1) * self.head_dim)
         query, key = (
             nn.functional.linear(states, linear.weight[own], linear.bias[own])

@@ -15,8 +15,7 @@ class BiARNTransformerConfig(NMTTransformerConfig):
     Args:
         recurrence_encoder_type (`str`, *optional*, defaults to `"biarn"`): `"biarn"` and `"arn"`: attentive recurrent
             network in two directions or one, which makes `recurrence_steps` steps of attention to the source (Eqs.
-            12-13). `"birnn"` and `"rnn"`: a recurrent network over the words (Eqs. 9-11). `None`: the plain
-            Transformer.
+            12-13). `"birnn"` and `"rnn"`: a recurrent network over the words (Eqs. 9-11). `None`: no such encoder.
         recurrence_encoder_layers (`int`, *optional*, defaults to 1): Layers of the recurrence encoder.
         recurrence_steps (`int`, *optional*, defaults to 8): T, the steps of an ARN. `None`: as many as the sentence has
             tokens. An RNN always makes one for each token.
@@ -24,11 +23,9 @@ class BiARNTransformerConfig(NMTTransformerConfig):
         recurrence_hidden_size (`int`, *optional*): Width of the recurrent state of each direction. `None`: `d_model`,
             or with `recurrence_direction_combination="concat"` the width that makes the directions `d_model` together.
         recurrence_initial_state (`str`, *optional*, defaults to `"mean_linear"`): `"mean_linear"`: `tanh(W mean(x) +
-            b)` for each direction, `x` being the layer's input. `"mean"`: the mean itself (needs a hidden size of
-            `d_model`). `"zeros"`.
+            b)` of the layer's input. `"mean"`: the mean itself (needs a hidden size of `d_model`). `"zeros"`.
         recurrence_position_embeddings (`bool`, *optional*, defaults to `False`): Whether the recurrence encoder (and
-            the recurrent column of the multi-column encoder) reads positions too; an ARN otherwise reads a bag of
-            words.
+            the column of the multi-column encoder) reads positions too; an ARN otherwise reads a bag of words.
         recurrence_direction_combination (`str`, *optional*, defaults to `"project"`): `"project"`: a linear layer from
             both directions' states to `d_model`. `"concat"`: their concatenation.
         recurrence_source (`str`, *optional*, defaults to `"embeddings"`): Input of the recurrence encoder: the word
@@ -37,10 +34,8 @@ class BiARNTransformerConfig(NMTTransformerConfig):
             `"recurrence"`: the recurrence encoder alone, in place of the Transformer encoder, which is not built unless
             the recurrence encoder reads it; no fusion takes place.
         fusion_type (`str`, *optional*, defaults to `"stack"`): `"stack"`: the recurrence states are attended after the
-            encoder's states (Eqs. 14-15). `"gated_sum"`: both are attended from the same states, and a gate weighs the
-            two (Eqs. 16-19).
-        fusion_layers (`str`, *optional*, defaults to `"top"`): Decoder layers that attend the recurrence states: the
-            `"top"` one, or `"all"`.
+            encoder's states (Eqs. 14-15). `"gated_sum"`: both are attended from the same states and gated (Eqs. 16-19).
+        fusion_layers (`str`, *optional*, defaults to `"top"`): Layers that attend H_r: the `"top"` one or `"all"`.
         fusion_gate (`str`, *optional*, defaults to `"vector"`): The gate of `"gated_sum"`: one weight per channel
             (`"vector"`) or per position (`"scalar"`).
         recurrence_memory_dropout (`float`, *optional*, defaults to 0): Probability of dropping H_r for a training

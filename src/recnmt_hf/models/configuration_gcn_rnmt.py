@@ -14,15 +14,12 @@ class GCNRNMTConfig(RNMTConfig):
     r"""
     Configuration of [`GCNRNMTModel`], a recurrent encoder-decoder whose encoder ends with graph convolutions over the
     source's dependency tree (BiRNN+GCN, Bastings et al., 2017, "Graph Convolutional Encoders for Syntax-aware Neural
-    Machine Translation").
-
-    All fields of [`RNMTConfig`]. Defaults that differ: `encoder_rnn_layout="concat"`, `relation_layers=0`,
-    `decoder_type="rnnsearch"`, `dropout=0.2` and `readout_dropout=0.2`.
+    Machine Translation"). All fields of [`RNMTConfig`], with the defaults `encoder_rnn_layout="concat"`,
+    `relation_layers=0`, `decoder_type="rnnsearch"`, `dropout=0.2` and `readout_dropout=0.2`, and:
 
     Args:
-        encoder_type (`str`, *optional*, defaults to `"birnn"`): Encoder below the graph convolutions: the recurrent
-            layers of [`RNMTConfig`], convolutions over embeddings with learned positions (`"cnn"`), or the embeddings
-            alone (`"bow"`, a bag of words).
+        encoder_type (`str`, *optional*, defaults to `"birnn"`): Encoder below the graph convolutions: recurrent layers,
+            convolutions over embeddings with learned positions (`"cnn"`), or a bag of words (`"bow"`).
         encoder_layers (`int`, *optional*): Layers of that encoder. `None`: 1, the only choice for `"bow"`.
         cnn_kernel_size (`int`, *optional*, defaults to 5): Odd width of the convolutions of `encoder_type="cnn"`.
         gcn_layers (`int`, *optional*, defaults to 2): Graph-convolution layers; 0 is the baseline without syntax.

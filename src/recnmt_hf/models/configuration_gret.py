@@ -32,8 +32,7 @@ class GRETConfig(NMTTransformerConfig):
             `"attentive"` (Eqs. 7-9), their `"mean"`, or `"concat"`; each followed by the two-layer network of Eq. 7.
         global_ffn_dim (`int`, *optional*): Inner width of the networks of Eqs. 7 and 9. `None`: `d_model`.
         global_gate_type (`str`, *optional*, defaults to `"vector"`): `"vector"`: `W [r; s] + b`, a gate for each
-            channel. `"scalar"`: one for each target word. `"sum"`: `W (r + s) + b`, a gate for each channel with half
-            of the parameters.
+            channel. `"scalar"`: one for each target word. `"sum"`: `W (r + s) + b`, a gate for each channel.
     """
 
     model_type = "gret"

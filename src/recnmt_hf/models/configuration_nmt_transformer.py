@@ -2,8 +2,14 @@
 
 from typing import Any, ClassVar, Literal
 
-from .configuration_seq2seq import DERIVED, Filled, interval, probability, size, strict_config
-from .configuration_transformer import TransformerConfig
+from .configuration_seq2seq import DERIVED, Filled, Seq2SeqConfig, interval, positive, probability, size, strict_config
+
+
+def layer_sizes(d_model: int, layers: int, heads: int, ffn_dim: int, **fields: Any) -> dict[str, Any]:
+    """Return the fields of a preset with equal sizes in encoder and decoder."""
+    sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": ffn_dim}
+    sides = {f"{side}_{name}": number for name, number in sizes.items() for side in ("encoder", "decoder")}
+    return {"d_model": d_model, **sides, **fields}
 
 
 def student_sizes(d_model: int, decoder_layers: int, ffn_dim: int) -> dict[str, Any]:
@@ -21,30 +27,42 @@ def student_sizes(d_model: int, decoder_layers: int, ffn_dim: int) -> dict[str, 
 
 
 @strict_config
-class NMTTransformerConfig(TransformerConfig):
+class NMTTransformerConfig(Seq2SeqConfig):
     r"""
     Configuration of [`NMTTransformerModel`], the Transformer of Vaswani et al. (2017) with two variants of
-    self-attention and two recurrences in place of the decoder's. All fields of [`TransformerConfig`], and:
+    self-attention and two recurrences in place of the decoder's. All fields of [`Seq2SeqConfig`], and:
 
     Args:
+        encoder_attention_heads (`int`, *optional*, defaults to 8): Heads of the encoder; a divisor of `d_model`.
+        decoder_attention_heads (`int`, *optional*, defaults to 8): Heads of each decoder self- and cross-attention.
+        encoder_ffn_dim, decoder_ffn_dim (`int`, *optional*, default to 2048): Inner width of the feed-forward blocks.
+        activation_function (`str`, *optional*, defaults to `"relu"`): Activation of the feed-forward blocks; any name
+            of `transformers.activations.ACT2FN`.
+        attention_dropout (`float`, *optional*, defaults to 0.1): Dropout of the attention weights.
+        activation_dropout (`float`, *optional*, defaults to 0.1): Dropout after the feed-forward activation.
+        normalize_before (`bool`, *optional*, defaults to `False`): `False`: post-norm, `LN(x + sub(x))`, no norm after
+            the last layer. `True`: pre-norm, `x + sub(LN(x))`, with one norm after the last layer.
+        layer_norm_eps (`float`, *optional*, defaults to 1e-5): Epsilon of the layer norms.
+        position_embedding_type (`str`, *optional*): `"sinusoidal"` (the paper's interleaved sine and cosine),
+            `"marian"` (transformers' MarianMT: sines first, then cosines), `"tensor2tensor"` (the same order with the
+            frequencies of tensor2tensor, THUMT and Marian itself), `"learned"` or `"none"`. Usually `"sinusoidal"`.
+        encoder_position_embeddings, decoder_position_embeddings (`bool`, *optional*, default to `True`): `False`
+            removes positions from the input.
+        alignment_head (`list[int]`, *optional*): `[decoder layer, head]`, from 0, of the cross-attention that was
+            trained to align words; word alignment reads it by default.
         self_attention_type (`str`, *optional*, defaults to `"absolute"`): `"absolute"`: plain self-attention.
             `"relative"`: relative position representations for keys and values in encoder and decoder self-attention
             (Shaw et al., 2018), absolute positions off unless `position_embedding_type` names one. `"directional"`:
             half of the encoder's heads see earlier words, half see later ones (the masks of DiSAN, Shen et al., 2018).
-        max_relative_positions (`int`, *optional*, defaults to 16): Larger distances share its representation;
-            the tables have `2 k + 1` rows.
-        relative_per_head (`bool`, *optional*, defaults to `True`): One table per head, or one per layer that its heads
-            share.
-        directional_include_self (`bool`, *optional*, defaults to `False`): Let a word see itself under the
-            directional masks.
+        max_relative_positions (`int`, *optional*, defaults to 16): k; larger distances share its representation.
+        relative_per_head (`bool`, *optional*, defaults to `True`): One table per head, or one for all of a layer.
+        directional_include_self (`bool`, *optional*, defaults to `False`): Directional masks: let words see themselves.
         decoder_autoregression (`str`, *optional*, defaults to `"self_attention"`): First sub-layer of the decoder's
             layers: `"self_attention"`; `"ssru"`, the simpler simple recurrent unit (Kim et al., 2019); or
             `"average_attention"` (Zhang et al., 2018).
         decoder_recurrence_projection (`bool`, *optional*, defaults to `False`): SSRU: add an output matrix.
-        decoder_recurrence_dropout (`float`, *optional*, defaults to 0): SSRU: dropout of its input, with the same
-            channels for all words.
-        aan_ffn (`bool`, *optional*, defaults to `False`): Average attention: map the averages by a feed-forward block,
-            the paper's main model.
+        decoder_recurrence_dropout (`float`, *optional*, defaults to 0): SSRU: dropout of channels for all words.
+        aan_ffn (`bool`, *optional*, defaults to `False`): Average attention: map averages by a feed-forward block.
         aan_ffn_dim (`int`, *optional*): Inner width of this block. `None`: `decoder_ffn_dim`.
         aan_ffn_layers (`int`, *optional*, defaults to 2): Its matrices; 1 has no second one and the width `d_model`.
         aan_activation (`str`, *optional*, defaults to `"relu"`): Its activation.
@@ -53,14 +71,31 @@ class NMTTransformerConfig(TransformerConfig):
     """
 
     model_type = "nmt_transformer"
-    # The students of browsermt/students; they are trained without dropout on a teacher's translations.
+    attribute_map = {**Seq2SeqConfig.attribute_map, "num_attention_heads": "encoder_attention_heads"}
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        **TransformerConfig.presets,
+        "tiny": layer_sizes(128, 2, 4, 256, attention_dropout=0.0, activation_dropout=0.0),
+        "small": layer_sizes(256, 3, 4, 1024, dropout=0.2),
+        "base": {},
+        "big": layer_sizes(1024, 6, 16, 4096, dropout=0.3),
+        # The students of browsermt/students; they are trained without dropout on a teacher's translations.
         "student_tiny": student_sizes(256, 2, 1536),
         "student_base": student_sizes(512, 2, 2048),
         "student_base_memory": student_sizes(384, 4, 1536),
     }
 
+    encoder_attention_heads: int = size(8)
+    decoder_attention_heads: int = size(8)
+    encoder_ffn_dim: int = size(2048)
+    decoder_ffn_dim: int = size(2048)
+    activation_function: str = "relu"
+    attention_dropout: float | int = probability(0.1)
+    activation_dropout: float | int = probability(0.1)
+    normalize_before: bool = False
+    layer_norm_eps: float = positive(1e-5)
+    position_embedding_type: Filled[Literal["sinusoidal", "marian", "tensor2tensor", "learned", "none"]] = DERIVED
+    encoder_position_embeddings: bool = True
+    decoder_position_embeddings: bool = True
+    alignment_head: list[int] | None = None
     self_attention_type: Literal["absolute", "relative", "directional"] = "absolute"
     max_relative_positions: int = size(16)
     relative_per_head: bool = True
@@ -77,16 +112,19 @@ class NMTTransformerConfig(TransformerConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if self.aan_ffn_dim is None:
             self.aan_ffn_dim = self.decoder_ffn_dim
+        if self.position_embedding_type is None:
+            is_relative = self.self_attention_type == "relative"
+            # A recurrence would have no positions at all.
+            has_positions = not is_relative or self.decoder_autoregression == "self_attention"
+            allowed, other = "given; 'none' removes the decoder's positions too", "decoder_autoregression"
+            self.require(has_positions, "position_embedding_type", allowed, "self_attention_type", other)
+            self.position_embedding_type = "none" if is_relative else "sinusoidal"
         super().__post_init__(**kwargs)
 
-    def default_position_embedding_type(self) -> str:
-        if self.self_attention_type != "relative":
-            return "sinusoidal"
-        # A recurrence would have no positions at all.
-        has_positions = self.decoder_autoregression == "self_attention"
-        allowed, other = "given; 'none' removes the decoder's positions too", "decoder_autoregression"
-        self.require(has_positions, "position_embedding_type", allowed, "self_attention_type", other)
-        return "none"
+    @property
+    def sides_with_positions(self) -> tuple[str, ...]:
+        sides = {"source": self.encoder_position_embeddings, "target": self.decoder_position_embeddings}
+        return tuple(side for side, has in sides.items() if has and self.position_embedding_type != "none")
 
     def cache_layer_types(self) -> list[str] | None:
         if self.decoder_autoregression == "self_attention":
@@ -104,6 +142,15 @@ class NMTTransformerConfig(TransformerConfig):
         from transformers.activations import ACT2FN  # here, since it imports all that models need
 
         super().check_values()
+        for name in ("activation_function", "aan_activation"):
+            self.require(getattr(self, name) in ACT2FN, name, "a name in transformers' ACT2FN")
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            self.require(self.d_model % getattr(self, name) == 0, name, "a divisor of d_model", "d_model")
+        self.require(self.d_model % 2 == 0, "d_model", "even")
+        if self.alignment_head is not None:
+            layer, head = self.alignment_head if len(self.alignment_head) == 2 else (-1, -1)
+            exists = 0 <= layer < self.decoder_layers and 0 <= head < self.decoder_attention_heads
+            others = "decoder_layers", "decoder_attention_heads"
+            self.require(exists, "alignment_head", "None or [decoder layer, head], counted from 0", *others)
         is_paired = self.self_attention_type != "directional" or self.encoder_attention_heads % 2 == 0
         self.require(is_paired, "encoder_attention_heads", "even", "self_attention_type")
-        self.require(self.aan_activation in ACT2FN, "aan_activation", "a name in transformers' ACT2FN")

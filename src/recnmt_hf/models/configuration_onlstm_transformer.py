@@ -2,9 +2,8 @@
 
 from typing import Any, ClassVar, Literal
 
-from .configuration_nmt_transformer import NMTTransformerConfig
+from .configuration_nmt_transformer import NMTTransformerConfig, layer_sizes
 from .configuration_seq2seq import DERIVED, Filled, probability, size, strict_config
-from .configuration_transformer import TransformerConfig, layer_sizes
 
 
 LayerType = Literal["attention", "lstm", "onlstm"]
@@ -37,9 +36,10 @@ SHARES = {"tiny": 3, "small": 2, "base": 1, "big": 1}
 def presets_of_encoders() -> dict[str, dict[str, Any]]:
     """Return `"base"` etc. with the proposed encoder, `"base_lstm"` etc. with each one, and `"logic_lstm"` etc."""
     presets = {}
-    for preset, fields in TransformerConfig.presets.items():
+    for preset, share in SHARES.items():
+        fields = NMTTransformerConfig.presets[preset]
         for name, counts in ENCODERS.items():
-            types = [kind for kind, count in counts.items() for _ in range(-(-count // SHARES[preset]))]
+            types = [kind for kind, count in counts.items() for _ in range(-(-count // share))]
             layers = {"encoder_layers": len(types), "encoder_layer_types": types}
             presets[f"{preset}_{name}"] = {**fields, **layers, "encoder_shortcut": name == "hybrid_shortcut"}
         presets[preset] = presets[f"{preset}_hybrid_shortcut"]
@@ -63,8 +63,7 @@ class ONLSTMTransformerConfig(NMTTransformerConfig):
         onlstm_chunk_size (`int`, *optional*, defaults to 1): C, the channels that share a master gate; a divisor of
             `rnn_hidden_size` that leaves two gates or more.
         rnn_hidden_size (`int`, *optional*): Width of a recurrent layer's states in each direction. `None`: `d_model`.
-        rnn_bidirectional (`bool`, *optional*, defaults to `True`): Run recurrent layers in both directions;
-            `False`: from left to right.
+        rnn_bidirectional (`bool`, *optional*, defaults to `True`): Run recurrent layers in both directions.
         rnn_ffn (`bool`, *optional*, defaults to `False`): Add a feed-forward block after each recurrent layer.
         rnn_input_position_embeddings (`bool`, *optional*, defaults to `False`): Whether words get positions where the
             bottom layer is recurrent; above attention, `encoder_position_embeddings` decides.

@@ -30,7 +30,6 @@ class RNMTConfig(Seq2SeqConfig):
 
     All fields of [`Seq2SeqConfig`]; `d_model` is the width of the embeddings, of every GRU and of the attention.
     Defaults that differ: `vocab_size=30000`, `dropout=0`, `scale_embedding=False`, separate and untied embeddings.
-    Fields of a Transformer in files of earlier releases are ignored.
 
     Args:
         encoder_layers (`int`, *optional*): Recurrent layers of the encoder: bidirectional ones (`"concat"`), or
@@ -54,18 +53,13 @@ class RNMTConfig(Seq2SeqConfig):
             each convolution and its leaky ReLU. `"renormalized"`: by the running averages in training too (Ioffe,
             2017), for batches of sentences of similar length, whose statistics are not those of other sentences.
         relation_hidden_size (`int`, *optional*, defaults to 128): m, the width of the perceptrons.
-        relation_gp_layers (`int`, *optional*, defaults to 4): Layers of the perceptron over pairs of words (graph
-            propagation, Eqs. 8-9).
-        relation_mlp_layers (`int`, *optional*, defaults to 2): Layers of the perceptron after it (Eq. 10); the last one
-            is `d_model` wide.
+        relation_gp_layers (`int`, *optional*, defaults to 4): Layers of the perceptron over pairs of words (Eqs. 8-9).
+        relation_mlp_layers (`int`, *optional*, defaults to 2): Layers of the perceptron after it (Eq. 10).
         relation_residual (`bool`, *optional*, defaults to `True`): Residual connections around each GRU and relation
             layer (Eq. 11). This and the next two fields have no effect without relation layers.
-        relation_dense_connection (`bool`, *optional*, defaults to `True`): Each layer reads a linear map of all outputs
-            below (Eq. 12).
-        relation_dense_include_embeddings (`bool`, *optional*, defaults to `True`): Whether these include the
-            embeddings.
-        connections_without_relations (`bool`, *optional*, defaults to `False`): Uses residual and dense connections
-            with `relation_layers=0` too: a control without relations.
+        relation_dense_connection (`bool`, *optional*, defaults to `True`): Each layer reads all outputs below (Eq. 12).
+        relation_dense_include_embeddings (`bool`, *optional*, defaults to `True`): Embeddings among these outputs.
+        connections_without_relations (`bool`, *optional*, defaults to `False`): Connect GRUs without relation layers.
         init_uniform (`float`, *optional*, defaults to 0.1): Matrices start uniform in `[-init_uniform, init_uniform]`,
             biases at zero. `None`: see `init_std`; without it, matrices are Xavier-uniform or orthogonal.
     """

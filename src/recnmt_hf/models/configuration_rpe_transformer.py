@@ -32,8 +32,7 @@ class RPETransformerConfig(NMTTransformerConfig):
             equation, which allows only one direction.
         rpe_head_partition (`str`, *optional*, defaults to `"none"`): Input of the heads of the first layer's
             self-attention: `"none"`: the whole input, as in Eqs. 4, 7 and 11. `"typed"` (of an RPEHead): recurrent
-            heads the recurrent channels, the others the other channels. `"slice"` (of an MPRHead): each head its own
-            slice.
+            heads the recurrent channels, the others the other ones. `"slice"` (of an MPRHead): each its own slice.
     """
 
     model_type = "rpe_transformer"
@@ -82,7 +81,7 @@ class RPETransformerConfig(NMTTransformerConfig):
     def cache_layer_types(self) -> list[str] | None:
         if not self.has_recurrence("decoder") or self.decoder_autoregression != "self_attention":
             return super().cache_layer_types()
-        return ["recnmt_recurrent_attention"] + ["full_attention"] * (self.decoder_layers - 1)
+        return ["recnmt_recurrent"] + ["full_attention"] * (self.decoder_layers - 1)
 
     def baseline(self) -> NMTTransformerConfig | None:
         if not (self.splits_input("encoder") or self.splits_input("decoder")):

@@ -72,8 +72,7 @@ class Seq2SeqConfig(PreTrainedConfig):
 
     Args:
         vocab_size (`int`, *optional*, defaults to 32000): Rows of the source embedding.
-        decoder_vocab_size (`int`, *optional*): Rows of the target embedding and of the output matrix. `None` means
-            `vocab_size`.
+        decoder_vocab_size (`int`, *optional*): Rows of target embedding and output matrix. `None`: `vocab_size`.
         d_model (`int`, *optional*, defaults to 512): Width of embeddings and hidden states.
         encoder_layers, decoder_layers (`int`, *optional*, default to 6): Numbers of layers.
         dropout (`float`, *optional*, defaults to 0.1): Dropout of the embeddings, and where a model uses it.
@@ -83,8 +82,7 @@ class Seq2SeqConfig(PreTrainedConfig):
         share_encoder_decoder_embeddings (`bool`, *optional*, defaults to `True`): One embedding matrix for source and
             target. Needs equal vocabularies.
         tie_word_embeddings (`bool`, *optional*, defaults to `True`): The output matrix is the target embedding matrix.
-        final_logits_bias (`bool`, *optional*, defaults to `False`): Adds a fixed bias to the logits, as checkpoints of
-            MarianMT do.
+        final_logits_bias (`bool`, *optional*, defaults to `False`): Adds a fixed bias to the logits, as MarianMT does.
         init_std (`float`, *optional*): Standard deviation of the normal initialization of all matrices. `None`:
             Xavier-uniform matrices and embeddings of deviation `d_model ** -0.5`.
         use_cache (`bool`, *optional*, defaults to `True`): Store keys, values and recurrent states in generation.
@@ -143,10 +141,7 @@ class Seq2SeqConfig(PreTrainedConfig):
         return cls(**{**cls.presets[name], **overrides})
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """
-        Save as transformers does. The code of the class is saved too if `register_for_auto_class` was called on it,
-        or on a base class with the same `model_type`.
-        """
+        """Save as transformers does, with the code of a class (or of its base) that `register_for_auto_class` knows."""
         own = type(self)
         coded = registered_class(own) or own
         # Values are saved where they differ from the defaults of the class that loads them.
@@ -157,10 +152,8 @@ class Seq2SeqConfig(PreTrainedConfig):
             self.__class__ = own
 
     def get_text_config(self, decoder: bool | None = None, encoder: bool | None = None) -> PreTrainedConfig:
-        """
-        Return a view as transformers does. The decoder's also has `layer_types`, those of its cache. With two
-        vocabularies it is the default view, because generation reads the number of target symbols from `vocab_size`.
-        """
+        """Return a view as transformers does; the decoder's has `layer_types`, those of its cache."""
+        # Generation reads the number of target symbols from `vocab_size` of the default view.
         if decoder is None and encoder is None and self.decoder_vocab_size != self.vocab_size:
             decoder = True
         view = super().get_text_config(decoder=decoder, encoder=encoder)

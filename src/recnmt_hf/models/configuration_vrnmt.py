@@ -26,10 +26,9 @@ class VRNMTConfig(RNMTConfig):
 
     Args:
         latent_size (`int`, *optional*): l, the size of a latent variable. `None`: `d_model`.
-        latent_hidden_size (`int`, *optional*): g, the width of the hidden layers of prior and posterior. `None`:
-            `d_model`.
-        latent_level (`str`, *optional*, defaults to `"word"`): A latent variable for each target word (VRNMT), or one
-            for each `"sentence"` (VNMT).
+        latent_hidden_size (`int`, *optional*): g, the width of hidden layers of prior and posterior. `None`: `d_model`.
+        latent_level (`str`, *optional*, defaults to `"word"`): A latent variable for each target word (VRNMT), or for
+            each `"sentence"` (VNMT).
         latent_prior (`str`, *optional*, defaults to `"learned"`): Prior: a network, or `"standard"`, N(0, I).
         latent_readout (`bool`, *optional*, defaults to `False`): The read-out reads the latent variable too.
         latent_inference (`str`, *optional*, defaults to `"mean"`): Outside of training, use the mean of the prior, or
@@ -39,8 +38,7 @@ class VRNMTConfig(RNMTConfig):
             these training steps, if the trainer calls `set_training_step`. Otherwise it is constant.
         latent_free_bits (`float`, *optional*, defaults to 0): Nats; a smaller KL divergence of a latent variable counts
             as this constant in the loss (Kingma et al., 2016).
-        latent_word_dropout (`float`, *optional*, defaults to 0): Share of the decoder's input words that are replaced
-            by zeros in training.
+        latent_word_dropout (`float`, *optional*, defaults to 0): Share of input words that are zeros in training.
     """
 
     model_type = "vrnmt"

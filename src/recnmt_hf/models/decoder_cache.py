@@ -86,10 +86,9 @@ class SourceMemoryLayer(GrowingLayer):
 
 class SourceMemoryCache(DynamicCache):
     """
-    The cross-attention part of a growing cache: the memories of each decoder layer, and what all layers share. These
-    are by name the kernel `masks` of the memories, with a row for each source or one for all, or `None`, and `vectors`
-    of the sources, with a copy for each row of the decoder. The decoder has `beams` consecutive rows for each source,
-    which attention folds into queries. Beams move only within their source, so that reordering changes nothing here.
+    The cross-attention part of a growing cache: the memories of each decoder layer, and what all layers share by name,
+    the kernel `masks` of the memories and `vectors` of the sources, with a copy for each row of the decoder. This has
+    `beams` consecutive rows for each source, which attention folds into queries. Beams move only within their source.
     """
 
     layers: list[SourceMemoryLayer]  # type: ignore[assignment]  # of one kind
@@ -203,11 +202,10 @@ class RecurrentStates:
     Base class of the recurrent cache layers: named states of shape `(batch_size, ...)`, keys and values.
 
     `update_states` takes the states after every new step, `(batch_size, steps, ...)`, and stores the last one; while
-    the past is recorded it stores all (assisted decoding rolls back with `crop`). A layer that attends takes its length
-    from its keys, whichever is written first; any other layer has no keys and counts the steps.
+    the past is recorded it stores all (assisted decoding rolls back with `crop`). Layers without keys count the steps.
     """
 
-    attends = False
+    _layer_type: str | None = "recnmt_recurrent"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -265,9 +263,7 @@ class RecurrentStates:
 
 
 class RecurrentStateLayer(RecurrentStates, GrowingLayer):
-    """A growing cache layer with recurrent states, and with keys if it attends."""
-
-    _layer_type = "recnmt_recurrent"
+    """A growing cache layer with recurrent states, and with keys if the decoder layer attends its own words."""
 
     def update_states(self, **new_states: Tensor) -> None:
         super().update_states(**new_states)
@@ -276,8 +272,7 @@ class RecurrentStateLayer(RecurrentStates, GrowingLayer):
             self.lazy_initialization(first, first)
 
     def get_seq_length(self) -> int | Tensor:  # type: ignore[override]  # a tensor in exported graphs
-        length = super().get_seq_length()
-        return length if self.attends else length or self.steps_seen
+        return super().get_seq_length() or self.steps_seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return super().get_seq_length() + query_length, 0  # of keys: states are not attended
@@ -306,8 +301,6 @@ class RecurrentStateLayer(RecurrentStates, GrowingLayer):
 class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
     """A [`RecurrentStateLayer`] for `StaticCache`, which writes states in place."""
 
-    _layer_type = "recnmt_recurrent"
-
     def start_states(self, recording: bool = False) -> None:
         super().start_states(recording)
         self.steps_seen = torch.tensor(0)  # an int would make a compiled graph for every number
@@ -324,27 +317,13 @@ class StaticRecurrentStateLayer(RecurrentStates, StaticLayer):
             torch._dynamo.mark_static_address(self.steps_seen)
 
     def get_seq_length(self) -> int | Tensor:  # type: ignore[override]  # transformers' own returns tensors too
-        return super().get_seq_length() if self.attends or self.is_initialized else self.steps_seen
+        return super().get_seq_length() if self.is_initialized else self.steps_seen
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         if self.is_initialized:
             super().reorder_cache(beam_idx)  # type: ignore[arg-type]
         for state in self.states.values():
             state.copy_(state.index_select(0, beam_idx.to(state.device)))
-
-
-class RecurrentAttentionLayer(RecurrentStateLayer):
-    """[`RecurrentStateLayer`] of a decoder layer that also attends its own keys."""
-
-    _layer_type = "recnmt_recurrent_attention"
-    attends = True
-
-
-class StaticRecurrentAttentionLayer(StaticRecurrentStateLayer):
-    """A [`RecurrentAttentionLayer`] for `StaticCache`."""
-
-    _layer_type = "recnmt_recurrent_attention"
-    attends = True
 
 
 def recurrent_layer(cache: Cache | None, layer_idx: int = 0) -> RecurrentStates | None:

@@ -1,8 +1,6 @@
 """
-Matmuls on the CPU: oneDNN's for shapes with which they are faster than torch's own, on processors of every maker.
-
-Without gradients, oneDNN reads weights in an order of its own, of which layers keep a second copy while a model
-generates. `RECNMT_FAST_PATHS=0` leaves all matmuls to torch.
+Matmuls on the CPU: oneDNN's for shapes with which they are faster than torch's own. Without gradients, it reads weights
+in an order of its own, of which layers keep a second copy while a model generates.
 """
 
 import functools
@@ -135,10 +133,7 @@ def transposed_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 class StepMatmuls:
-    """
-    `states @ weight.T + bias` for the steps of a recurrence, in the data type of autocast where it is on, without
-    gradients. The weight `(out_features, in_features)` is converted once.
-    """
+    """`states @ weight.T + bias` for the steps of a recurrence in autocast's type, without gradients."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         self.bias, self.dtype = bias, weight.dtype
@@ -173,10 +168,7 @@ class StepMatmuls:
 
 
 class PackedWeight:
-    """
-    The weight of a linear layer in oneDNN's order, for matmuls without gradients in float32, or bfloat16 where the
-    processor has it. It is made when it is first used, and again after each change of the weight.
-    """
+    """A linear layer's weight in oneDNN's order, for matmuls without gradients; made again after each change."""
 
     def __init__(self) -> None:
         self.content: tuple[Any, ...] = (None, None)

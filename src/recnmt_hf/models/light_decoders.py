@@ -2,10 +2,7 @@
 Recurrences in place of the decoder's self-attention, which need constant memory and time per word: the simpler simple
 recurrent unit (SSRU; Kim et al., 2019, "From Research to Production and Back: Ludicrously Fast Neural Machine
 Translation", WNGT) and average attention (Zhang, Xiong and Su, 2018, "Accelerating Neural Transformer via an Average
-Attention Network", ACL).
-
-Both are called like [`~.attention.MultiHeadAttention`], but read the token mask of the new words. Their states are
-stored in at least float32.
+Attention Network", ACL). They read the token mask of the new words; their states are in at least float32.
 """
 
 from typing import Any
@@ -54,10 +51,8 @@ def sequential_scan(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
 
 
 def parallel_scan(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
-    """
-    Compute [`linear_scan_reference`] in log2(length) passes over all steps (Hillis and Steele, 1986): after a pass of
-    distance k each step holds the recurrence over its last 2 k steps. Nothing is divided, so small decays are exact.
-    """
+    """Compute [`linear_scan_reference`] in log2(length) passes over all steps (Hillis and Steele, 1986)."""
+    # After a pass of distance k each step holds its last 2 k steps. Nothing is divided, so small decays are exact.
     values = torch.cat([torch.addcmul(values[:, :1], decay[:, :1], initial[:, None]), values[:, 1:]], dim=1)
     distance = 1
     while distance < values.shape[1]:

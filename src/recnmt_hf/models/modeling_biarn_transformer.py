@@ -7,7 +7,7 @@ the decoder (section 3.2, Eqs. 14-19).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from .modeling_nmt_transformer import (
 )
 from .recurrent_layers import MaskedRNN, MultiColumn, masked_mean, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
-from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_mask, memory_states
+from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput
 from .seq2seq_stacks import records_states
 from .transformer_layers import TransformerDecoderLayer, TransformerSublayers
 
@@ -54,8 +54,10 @@ class BiARNTransformerEncoderOutput(Seq2SeqEncoderOutput):
             backward direction are numbered like its states, last one first.
     """
 
-    recurrence_hidden_state: Tensor | None = field(default=None, metadata=memory_states("recurrence"))
-    recurrence_attention_mask: Tensor | None = field(default=None, metadata=memory_mask("recurrence"))
+    memory_fields = {"recurrence": ("recurrence_hidden_state", "recurrence_attention_mask")}
+
+    recurrence_hidden_state: Tensor | None = None
+    recurrence_attention_mask: Tensor | None = None
     recurrence_hidden_states: tuple[Tensor, ...] | None = None
     recurrence_attentions: tuple[Tensor, ...] | None = None
 
@@ -95,11 +97,7 @@ class InitialState(nn.Module):
 
 
 class Recurrence(nn.Module):
-    """
-    Base class of REC (Eq. 8): one direction or two, each with its own parameters, combined as `W_p [f; b] + b_p`.
-
-    The states of a single direction are projected only if they are not `d_model` wide.
-    """
+    """Base class of REC (Eq. 8): one direction, or two with parameters of their own, combined as `W_p [f; b] + b_p`."""
 
     # Returns the states `(batch_size, T, directions * hidden_size)`, their mask and the attentions.
     run: Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]
@@ -108,9 +106,8 @@ class Recurrence(nn.Module):
         super().__init__()
         directions, width = config.recurrence_directions, config.recurrence_hidden_size
         self.initial_states = nn.ModuleList([InitialState(config) for _ in range(directions)])
-        projected = config.recurrence_direction_combination == "project" and (
-            directions == 2 or width != config.d_model
-        )
+        has_other_width = directions == 2 or width != config.d_model
+        projected = config.recurrence_direction_combination == "project" and has_other_width
         self.out_proj = nn.Linear(directions * width, config.d_model) if projected else nn.Identity()
 
     def forward(
@@ -127,11 +124,7 @@ class Recurrence(nn.Module):
 
 
 class WordRecurrence(Recurrence):
-    """
-    A recurrent network over the words in one direction or both (Eqs. 9-11):
-
-        f_j = GRU(x_j, f_{j-1}),   b_j = GRU(x_j, b_{j+1})
-    """
+    """A recurrent network over the words (Eqs. 9-11): `f_j = GRU(x_j, f_{j-1})`, `b_j = GRU(x_j, b_{j+1})`."""
 
     def __init__(self, config: BiARNTransformerConfig):
         super().__init__(config)
@@ -146,11 +139,7 @@ class WordRecurrence(Recurrence):
 
 
 class AttentiveRecurrentDirection(nn.Module):
-    """
-    The parameters of one direction of an ARN, and one step of it (Eqs. 12-13):
-
-        c_t = ATT(h_{t-1}, x),   h_t = GRU(c_t, h_{t-1})
-    """
+    """A direction of an ARN, and one step of it: `c_t = ATT(h_{t-1}, x)`, `h_t = GRU(c_t, h_{t-1})` (Eqs. 12-13)."""
 
     read_layers: tuple[str, ...] = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.out_proj")
 
@@ -158,12 +147,9 @@ class AttentiveRecurrentDirection(nn.Module):
         super().__init__()
         width, heads, dropout = config.recurrence_hidden_size, config.encoder_attention_heads, config.attention_dropout
         self.attn = MultiHeadAttention(config, config.d_model, heads, dropout, query_dim=width, memory="source")
-        self.cell_class = nn.LSTMCell if config.recurrence_cell == "lstm" else nn.GRUCell
+        self.is_lstm = config.recurrence_cell == "lstm"
+        self.cell_class = nn.LSTMCell if self.is_lstm else nn.GRUCell
         self.cell = self.cell_class(config.d_model, width)
-
-    @property
-    def is_lstm(self) -> bool:
-        return self.cell_class is nn.LSTMCell
 
     def forward(
         self, state: tuple[Tensor, ...], inputs: Tensor, mask: Tensor | None
@@ -190,8 +176,8 @@ class AttentiveRecurrentDirection(nn.Module):
 
 class AttentiveRecurrence(Recurrence):
     """
-    The attentive recurrent network (ARN, Eqs. 12-13): T steps of attention to all words, driven by the network's own
-    state; the backward direction of a BiARN numbers its steps T, .., 1.
+    The attentive recurrent network (ARN): T steps of attention to all words, driven by the network's own state; the
+    backward direction of a BiARN numbers its steps T, .., 1.
 
     The steps run as [`attentive_steps`], or as [`attentive_steps_reference`] with `RECNMT_FAST_PATHS=0` and where
     parameters are not plain (adapters, quantization).
@@ -200,9 +186,8 @@ class AttentiveRecurrence(Recurrence):
     def __init__(self, config: BiARNTransformerConfig):
         super().__init__(config)
         self.steps = config.recurrence_steps
-        self.directions = nn.ModuleList(
-            [AttentiveRecurrentDirection(config) for _ in range(config.recurrence_directions)]
-        )
+        count = config.recurrence_directions
+        self.directions = nn.ModuleList([AttentiveRecurrentDirection(config) for _ in range(count)])
 
     def run(
         self, inputs: Tensor, attention_mask: Tensor | None, initial_states: list[Tensor], output_attentions: bool
@@ -226,14 +211,12 @@ class AttentiveRecurrence(Recurrence):
             joined = joined.masked_fill(mask[:, :, None] == 0, 0.0)
         if not output_attentions:
             return joined, mask, None
-        weights = attentions.movedim(0, 3)  # (D, B, H, T, J)
-        if len(weights) == 2:
-            if order is None:
-                backward = weights[1].flip(2)
-            else:
-                backward = weights[1].gather(2, order[:, None, :, None].expand_as(weights[1]))
-            weights = torch.stack([weights[0], backward])
-        return joined, mask, weights.transpose(0, 1)
+        forward, *backward = attentions.movedim(0, 3)  # (B, H, T, J)
+        weights = [forward]
+        for each in backward:
+            index = None if order is None else order[:, None, :, None].expand_as(each)
+            weights.append(each.flip(2) if index is None else each.gather(2, index))
+        return joined, mask, torch.stack(weights, dim=1)
 
 
 def attentive_steps_reference(
@@ -244,8 +227,8 @@ def attentive_steps_reference(
     steps: int | None,
 ) -> tuple[Tensor, Tensor]:
     """
-    Run the steps of an ARN as in the equations, one direction after the other, T `steps` or one for each word. Return
-    states `(directions, batch_size, T, hidden_size)` and attentions `(T, directions, batch_size, num_heads, length)`.
+    Run T `steps` of an ARN as in the equations, or one for each word, one direction after the other. Return states
+    `(directions, batch_size, T, hidden_size)` and attentions `(T, directions, batch_size, num_heads, length)`.
     """
     mask = None if attention_mask is None else (attention_mask != 0)[:, None, None, :]
     all_states, all_attentions = [], []
@@ -408,13 +391,8 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
         """Read H_r `(num_sources, T, d_model)`; `keeps_recurrence` `(batch_size, 1, 1)` is 0 where it is dropped."""
         norm, recurrence = self.recurrence_attn_layer_norm, memories["recurrence"]
         below = attended if self.fusion_gate is None else own
-        output, _ = self.recurrence_attn(
-            self.prepare_input(below, norm),
-            key_value_states=recurrence.states,
-            attention_mask=recurrence.kernel_mask,
-            cache=cache,
-            **kwargs,
-        )
+        queries = self.prepare_input(below, norm)
+        output, _ = self.recurrence_attn(queries, recurrence.states, recurrence.kernel_mask, cache, **kwargs)
         if self.fusion_gate is None:
             return self.add_residual(output if keeps_recurrence is None else output * keeps_recurrence, below, norm)
         recurrent = self.add_residual(output, below, norm)
@@ -446,20 +424,13 @@ class BiARNTransformerDecoder(BiARNTransformerPreTrainedModel, NMTTransformerDec
             return RecurrenceFusionDecoderLayer(config, self_attn, encoder_attn, index)
         return TransformerDecoderLayer(config, self_attn, encoder_attn)
 
-    def run(
-        self,
-        hidden_states: Tensor,
-        kernel_mask: Any,
-        token_mask: Tensor | None,
-        memories: Memories,
-        cache: Cache | None,
-        **kwargs: Any,
-    ) -> list[Tensor]:
-        rate = self.config.recurrence_memory_dropout
-        if self.training and rate > 0 and "recurrence" in memories:
+    def run(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> list[Tensor]:
+        config, rate = self.config, self.config.recurrence_memory_dropout
+        fuses = config.recurrence_encoder_type is not None and config.decoder_memory == "both"
+        if self.training and rate > 0 and fuses:
             draws = torch.rand(hidden_states.shape[0], 1, 1, device=hidden_states.device)
             kwargs["keeps_recurrence"] = (draws >= rate).to(hidden_states.dtype)
-        return super().run(hidden_states, kernel_mask, token_mask, memories, cache, **kwargs)
+        return super().run(hidden_states, *args, **kwargs)
 
 
 class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):
@@ -483,8 +454,5 @@ class BiARNTransformerForConditionalGeneration(
 
     model_class = BiARNTransformerModel
 
-
-BiARNTransformerModel.register_for_auto_class("AutoModel")
-BiARNTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
 __all__ = ["BiARNTransformerForConditionalGeneration", "BiARNTransformerModel", "BiARNTransformerPreTrainedModel"]

@@ -1,9 +1,6 @@
 """
 Recurrent encoder-decoder with graph convolutions over the source's dependency tree (BiRNN+GCN; Bastings et al., 2017,
-"Graph Convolutional Encoders for Syntax-aware Neural Machine Translation", EMNLP).
-
-The edges of a batch of trees, the graph-convolution layer, the encoders below it, the encoder. The decoder is that of
-[`RNMTModel`].
+"Graph Convolutional Encoders for Syntax-aware Neural Machine Translation", EMNLP). The decoder is that of RNMT.
 """
 
 from dataclasses import dataclass
@@ -37,21 +34,17 @@ class GCNRNMTEncoderOutput(RNMTEncoderOutput):
     Args:
         edge_gates (tuple of `torch.Tensor` of shape `(batch_size, directions, source_length, K)`, *optional*):
             With `output_attentions=True`, trees and gates: for each graph-convolution layer the gates of the K edges to
-            the heads of each word, 0 where there is no edge. The directions are `"in"` and `"out"`, where the model has
-            both.
+            the heads of each word, 0 where there is no edge. The directions are `"in"` and `"out"`.
     """
 
     edge_gates: tuple[Tensor, ...] | None = None
 
 
 class Edges(NamedTuple):
-    """
-    K edges of each word to its heads, all `(batch_size, source_length, K)`: positions of the heads, ids of the
-    relations (both 0 where there is no edge), and whether there is an edge.
-    """
+    """K edges of each word to its heads, all `(batch_size, source_length, K)`."""
 
-    heads: Tensor
-    relations: Tensor
+    heads: Tensor  # positions, 0 where there is no edge
+    relations: Tensor  # ids, 0 where there is no edge
     exists: Tensor
 
     @classmethod
@@ -70,10 +63,7 @@ class Edges(NamedTuple):
 
 
 class Messages(nn.Module):
-    """
-    Messages in one direction: `g_uv (W h_u + b_lab)` from sender u to receiver v, `g_uv = sigmoid(w . h_u + c_lab)`.
-    `biases` is the number of b and c: one for each relation, or 1.
-    """
+    """Messages in one direction: `g_uv (W h_u + b_lab)` from u to v, with gates `g_uv = sigmoid(w . h_u + c_lab)`."""
 
     def __init__(self, width: int, biases: int, has_gates: bool, gate_bias: float | None = None):
         super().__init__()
@@ -94,10 +84,7 @@ class Messages(nn.Module):
     def forward(
         self, states: Tensor, edges: Edges | None = None, to_heads: bool = False, edge_dropout: float = 0.0
     ) -> tuple[Tensor, Tensor | None]:
-        """
-        Return the sum of the messages that each word receives over `edges` ([`sum_messages`]), and their gates g
-        `(batch_size, source_length, K)`, 0 without an edge. Without `edges`, return the words' messages to themselves.
-        """
+        """Return [`sum_messages`] and the gates of the edges, or without `edges` the words' messages to themselves."""
         wide = wide_type(states.dtype)
         own: Any = project(self.proj, states).to(wide) + self.bias if edges is None else None
         gates: Any = None if edges is None else edges.exists.to(wide)
@@ -170,22 +157,13 @@ class GraphConvolution(GradientCheckpointingLayer):
         width = config.annotation_size
         relations = config.num_relations if config.gcn_label_biases else 1
         self.is_residual = config.gcn_residual == "always" or (bool(config.gcn_residual) and config.gcn_layers > 1)
-        self.edge_dropout = config.gcn_edge_dropout
-        self.in_messages = self.out_messages = self.loop_messages = None
-        if "in" in config.gcn_directions:
-            self.in_messages = Messages(width, relations, config.gcn_gates)
-        if "out" in config.gcn_directions:
-            self.out_messages = Messages(width, relations, config.gcn_gates)
-        if "loop" in config.gcn_directions:
-            self.loop_messages = Messages(width, 1, config.gcn_gates, gate_bias=1.0)
+        self.edge_dropout, directions = config.gcn_edge_dropout, config.gcn_directions
+        self.in_messages = Messages(width, relations, config.gcn_gates) if "in" in directions else None
+        self.out_messages = Messages(width, relations, config.gcn_gates) if "out" in directions else None
+        self.loop_messages = Messages(width, 1, config.gcn_gates, gate_bias=1.0) if "loop" in directions else None
 
     def forward(
-        self,
-        states: Tensor,
-        edges: Edges | None,
-        token_mask: Tensor | None,
-        output_attentions: bool = False,
-        **kwargs: Any,
+        self, states: Tensor, edges: Edges | None, token_mask: Tensor | None, output_attentions: bool = False, **_: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Map states `(batch_size, source_length, width)`, 0 at padding, to new ones, with the gates or `None`."""
         total = torch.zeros_like(states, dtype=wide_type(states.dtype))
@@ -312,8 +290,5 @@ class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditional
 
     model_class = GCNRNMTModel
 
-
-GCNRNMTModel.register_for_auto_class("AutoModel")
-GCNRNMTForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
 __all__ = ["GCNRNMTForConditionalGeneration", "GCNRNMTModel", "GCNRNMTPreTrainedModel"]

@@ -7,7 +7,7 @@ the order of the paper: capsules of a layer (section 3.1, Eqs. 2-6), their atten
 over the layers (Eq. 10), gate and fusion (section 3.2, Eqs. 11-14).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from .kernels_shared import allowed, is_plain, wide_type
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import RecurrentLayer, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
-from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_states
+from .seq2seq_outputs import Memories, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput
 
 
 @dataclass
@@ -44,7 +44,9 @@ class GRETEncoderOutput(Seq2SeqEncoderOutput):
             With `output_attentions=True` and attentive pooling: a of Eq. 8.
     """
 
-    global_hidden_state: Tensor | None = field(default=None, metadata=memory_states("global"))
+    memory_fields = {"global": ("global_hidden_state",)}
+
+    global_hidden_state: Tensor | None = None
     capsules: tuple[Tensor, ...] | None = None
     routing_weights: tuple[Tensor, ...] | None = None
     pooling_weights: tuple[Tensor, ...] | None = None
@@ -86,7 +88,7 @@ class CapsuleLayer(nn.Module):
     """
     The capsules of any layer: votes `W_k h_i` (Eq. 2), and dynamic routing to K capsules.
 
-    It runs as [`~.kernels_gret.route`]; as [`route_reference`] with votes for the shortest sentences, with
+    It runs as [`~.kernels_gret.route`], or with votes as [`route_reference`] for the shortest sentences, with
     `RECNMT_FAST_PATHS=0`, and where W is not plain (adapters, quantization).
     """
 
@@ -101,12 +103,10 @@ class CapsuleLayer(nn.Module):
 
     def forward(self, states: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Map states `(rows, length, d_model)` to capsules `(rows, num_capsules, capsule_dim)` and their couplings."""
-        sizes = (self.matrices, self.capsule_dim)
-        length, width = states.shape[1:]
-        is_shorter = torch.compiler.is_compiling() or saves_votes(  # compiled, one graph for all lengths
-            length, self.num_capsules, self.capsule_dim, width, self.iterations
-        )
-        if is_shorter and allowed() and is_plain(self.capsule_proj, nn.Linear):
+        sizes, (length, width) = (self.matrices, self.capsule_dim), states.shape[1:]
+        saves = torch.compiler.is_compiling()  # one graph for all lengths
+        saves = saves or saves_votes(length, self.num_capsules, self.capsule_dim, width, self.iterations)
+        if saves and allowed() and is_plain(self.capsule_proj, nn.Linear):
             weight = self.capsule_proj.weight.unflatten(0, sizes).expand(self.num_capsules, -1, -1)
             capsules, coupling = route(states, weight, attention_mask, self.iterations, self.axis)
         else:
@@ -150,16 +150,14 @@ class CapsulePooling(nn.Module):
         if self.query is None:
             return self.output(capsules.flatten(1) if self.kind == "concat" else capsules.mean(dim=1)), None
         query = self.query(capsules.mean(dim=1))
-        scores = torch.matmul(capsules, query[:, :, None])[:, :, 0]
-        weights = softmax(scores)
+        weights = softmax(torch.matmul(capsules, query[:, :, None])[:, :, 0])
         return self.output(torch.matmul(weights[:, None].to(capsules.dtype), capsules)[:, 0]), weights
 
 
 class GlobalEncoder(nn.Module):
     """
     The vector of a source sentence: each layer summarized by capsules or by the mean of its words, and a GRU from the
-    lowest layer to the top one, `s^m = GRU(x^m, s^{m-1})`, `s^0 = 0` (Eq. 10). Without aggregation it is the top
-    layer's own vector.
+    lowest layer to the top one, `s^m = GRU(x^m, s^{m-1})` (Eq. 10), or the top layer's own vector.
     """
 
     def __init__(self, config: GRETConfig):
@@ -174,12 +172,10 @@ class GlobalEncoder(nn.Module):
                 self.summaries.append(GlobalFeedForward(config.d_model, config.global_ffn_dim, config.d_model))
         self.aggregation = RecurrentLayer("gru", config.d_model, config.d_model) if config.global_aggregation else None
 
-    def forward(
-        self, states: list[Tensor], attention_mask: Tensor | None
-    ) -> tuple[Tensor, dict[str, tuple[Tensor, ...]]]:
+    def forward(self, states: list[Tensor], attention_mask: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
         """Return s^M `(batch_size, d_model)` and the other fields of [`GRETEncoderOutput`] from all layers' states."""
         states = states if self.aggregation is not None else states[-1:]
-        evidence: dict[str, tuple[Tensor, ...]] = {}
+        evidence: dict[str, Any] = {}
         if self.capsules is None:
             vectors = [masked_mean(layer, attention_mask) for layer in states]
             if self.aggregation is not None:
@@ -195,19 +191,14 @@ class GlobalEncoder(nn.Module):
             pooled = [pooling(layer) for pooling, layer in zip(self.summaries, capsules, strict=True)]
             vectors = [vector for vector, _ in pooled]
             evidence = {"capsules": capsules, "routing_weights": routing_weights}
-            weights = tuple(weight for _, weight in pooled if weight is not None)
-            if weights:
-                evidence["pooling_weights"] = weights
+            evidence["pooling_weights"] = tuple(weight for _, weight in pooled if weight is not None) or None
         if self.aggregation is None:
             return vectors[0], evidence
         return self.aggregation(torch.stack(vectors, dim=1))[:, -1], evidence
 
 
 class GlobalGate(nn.Module):
-    """
-    `g = sigmoid(W [r; s] + b)` (Eq. 11); the half of W for the source is a separate module, used once per sentence.
-    With `"sum"` W is shared: `g = sigmoid(W (r + s) + b)`.
-    """
+    """`g = sigmoid(W [r; s] + b)` (Eq. 11), with a module for either half of W; `"sum"`: `sigmoid(W (r + s) + b)`."""
 
     def __init__(self, config: GRETConfig):
         super().__init__()
@@ -275,7 +266,7 @@ class GRETDecoder(GRETPreTrainedModel, NMTTransformerDecoder):
         if not self.config.use_global_state:
             return last
         vector = memories["global"].states
-        gate = self.global_gate
+        gate, width = self.global_gate, vector.shape[-1]
         if gate is None:
             return last + cached_vector(cache, "global", lambda: vector, last.shape[0])[:, None]
 
@@ -283,7 +274,6 @@ class GRETDecoder(GRETPreTrainedModel, NMTTransformerDecoder):
             return torch.cat([vector, gate.project_source(vector)], dim=-1)
 
         cached = cached_vector(cache, "global", vector_and_projection, last.shape[0])[:, None]
-        width = vector.shape[-1]
         return torch.addcmul(last, gate(last, cached[..., width:]), cached[..., :width])
 
 
@@ -299,8 +289,5 @@ class GRETForConditionalGeneration(GRETPreTrainedModel, Seq2SeqConditionalGenera
 
     model_class = GRETModel
 
-
-GRETModel.register_for_auto_class("AutoModel")
-GRETForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
 __all__ = ["GRETForConditionalGeneration", "GRETModel", "GRETPreTrainedModel"]

@@ -11,18 +11,14 @@ from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
-from .attention import MultiHeadAttention, key_positions, masked_softmax, visible_positions
+from .attention import MultiHeadAttention, causal_mask, key_positions, masked_softmax, self_mask, visible_positions
 from .configuration_nmt_transformer import NMTTransformerConfig
 from .kernels_shared import dropout
 from .light_decoders import LIGHT_DECODERS
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
-from .transformer_layers import (
-    TransformerDecoderLayer,
-    TransformerDecoderStack,
-    TransformerEncoderLayer,
-    TransformerEncoderStack,
-)
+from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder
+from .transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer, TransformerStack
 from .user_errors import UserError, short_repr
 
 
@@ -105,9 +101,10 @@ class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
                 )
 
 
-class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderStack):
+class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerStack, Seq2SeqEncoder):
     """Transformer encoder; usable alone through `get_encoder()`."""
 
+    side = "encoder"
     _can_record_outputs = {"attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn")}
 
     def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
@@ -116,7 +113,7 @@ class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderSta
     def build_mask(self, states: Tensor, token_mask: Tensor | None) -> Any:
         config, length = self.config, states.shape[1]
         if config.self_attention_type != "directional":
-            return super().build_mask(states, token_mask)
+            return self_mask(config, states, token_mask)
         # Half of the heads see earlier words only, half later words only (Shen et al., 2018).
         diagonal = 0 if config.directional_include_self else -1
         earlier = torch.ones(length, length, dtype=torch.bool, device=states.device).tril(diagonal)
@@ -125,9 +122,10 @@ class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerEncoderSta
         return halves if token_mask is None else halves & token_mask[:, None, None, :].bool()
 
 
-class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerDecoderStack):
+class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerStack, Seq2SeqDecoder):
     """Transformer decoder."""
 
+    side = "decoder"
     _can_record_outputs = {
         "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="encoder_attn"),
@@ -138,7 +136,7 @@ class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerDecoderSta
 
     def build_mask(self, states: Tensor, token_mask: Tensor | None, cache: Cache | None) -> Any:
         if self.config.decoder_autoregression == "self_attention":
-            return super().build_mask(states, token_mask, cache)
+            return causal_mask(self.config, states, token_mask, cache)
         # What replaces it reads the token mask of the new words.
         return None if token_mask is None or token_mask.dim() != 2 else token_mask[:, -states.shape[1] :]
 
@@ -157,8 +155,5 @@ class NMTTransformerForConditionalGeneration(
 
     model_class = NMTTransformerModel
 
-
-NMTTransformerModel.register_for_auto_class("AutoModel")
-NMTTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
 __all__ = ["NMTTransformerForConditionalGeneration", "NMTTransformerModel", "NMTTransformerPreTrainedModel"]

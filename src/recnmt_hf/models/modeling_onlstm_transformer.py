@@ -116,12 +116,12 @@ class ONLSTMLayer(nn.Module):
     def forward(self, inputs: Tensor, initial_state: Any = None, measured: Any = None) -> Tensor:
         """
         Map inputs `(batch_size, length, input_size)` to states `(batch_size, length, hidden_size)`; with the states
-        `measured` of left-aligned inputs, return 1 - mean of f~ for every word, `(batch_size, length)` (here, since
-        weights that are offloaded are loaded for `forward` alone).
+        `measured` of left-aligned inputs, return 1 - mean of f~ for every word, `(batch_size, length)`.
         """
         if measured is None:
             gates = fast_linear(inputs.transpose(0, 1), self.weight_ih, self.bias)
             return on_lstm_reference(gates, self.weight_hh, chunk_size=self.chunk_size)[0].transpose(0, 1)
+        # Here, since offloaded weights are loaded for `forward` alone.
         previous = torch.cat([torch.zeros_like(measured[:, :1]), measured[:, :-1]], dim=1)
         rows = slice(4 * self.hidden_size, 4 * self.hidden_size + self.sizes[4])
         scores = nn.functional.linear(inputs, self.weight_ih[rows], self.bias[rows])
@@ -156,8 +156,7 @@ class ONLSTM(MaskedRNN):
         if self.input_layers is not None:
             inputs = torch.cat([project(layer, inputs) for layer in self.input_layers], dim=-1)
             weights = [tensor for layer in layers for tensor in (None, None, layer.weight_hh)]
-        states, ends = packed_states(inputs, attention_mask, *weights, chunk_size=self.chunk_size)
-        return states, ends
+        return tuple(packed_states(inputs, attention_mask, *weights, chunk_size=self.chunk_size))
 
 
 def packed_shapes(inputs: Tensor, attention_mask: Tensor | None, *weights: Tensor, chunk_size: int) -> Any:
@@ -168,8 +167,8 @@ def packed_shapes(inputs: Tensor, attention_mask: Tensor | None, *weights: Tenso
 @graph_operator(packed_shapes)
 def packed_states(inputs: Tensor, attention_mask: Tensor | None, *weights: Any, chunk_size: int) -> list[Tensor]:
     """
-    Return the states and last states of an [`ONLSTM`]; `weights` are input weight, bias, recurrent weight, twice. If
-    input weights and biases are `None`, `inputs` are already mapped to the gates of all directions, side by side.
+    Return all and last states of an [`ONLSTM`]; `weights` are input weight, bias, recurrent weight of each direction.
+    Without input weights and biases, `inputs` are already mapped to the gates of all directions, side by side.
     """
     size = weights[2].shape[1]
     directions = [weights[start : start + 3] for start in range(0, len(weights), 3)]
@@ -209,9 +208,9 @@ def pack(
     attention_mask: Tensor | None, batch_size: int, length: int, device: torch.device
 ) -> tuple[list[Tensor], tuple[Tensor, Tensor], list[int]]:
     """
-    Return, for both directions, the places of the words in the order of reading, and the column of every row's last
-    word; and how many sentences have each step. On the CPU padding is left out, and longer sentences come first;
-    elsewhere, to avoid waiting for the device, padding follows the words of its sentence.
+    Return for both directions the words' places in the order of reading and the column of every row's last word; and
+    how many sentences have each step. On the CPU longer sentences come first, without padding; elsewhere it follows
+    the words of its sentence, to avoid waiting for the device.
     """
     rows, steps = torch.arange(batch_size, device=device), torch.arange(length, device=device)
     if attention_mask is None:
@@ -238,9 +237,8 @@ class StackedRecurrentLayer(RecurrentEncoderLayer):
 
     def __init__(self, config: ONLSTMTransformerConfig, kind: str):
         sizes = (config.d_model, config.rnn_hidden_size, config.rnn_bidirectional)
-        super().__init__(
-            config, ONLSTM(config.onlstm_chunk_size, *sizes) if kind == "onlstm" else MaskedRNN(kind, *sizes)
-        )
+        rnn = ONLSTM(config.onlstm_chunk_size, *sizes) if kind == "onlstm" else MaskedRNN(kind, *sizes)
+        super().__init__(config, rnn)
         self.feed_forward = TransformerSublayers(config, config.encoder_ffn_dim) if config.rnn_ffn else None
         self.distances = MasterGateDistances() if kind == "onlstm" else None
 
@@ -324,25 +322,16 @@ class ONLSTMTransformerModel(ONLSTMTransformerPreTrainedModel, Seq2SeqModelBase)
 class ONLSTMTransformerForConditionalGeneration(
     ONLSTMTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
 ):
-    """
-    The hybrid of recurrent and self-attention layers with its output layer: `generate` translates, `labels` train.
-    """
+    """The hybrid of recurrent and attention layers with its output layer: `generate` translates, `labels` train."""
 
     model_class = ONLSTMTransformerModel
 
 
 class ONLSTMTransformerForSequencePairClassification(ONLSTMTransformerPreTrainedModel, SequencePairClassification):
-    """
-    The encoder with a classifier of sentence pairs, for logical inference (section 4.4): attention, LSTM, ON-LSTM and
-    hybrid are the presets `logic_attention`, `logic_lstm`, `logic_onlstm` and `logic_hybrid`.
-    """
+    """The encoder with a classifier of sentence pairs (logical inference, section 4.4), of the presets `logic_...`."""
 
     encoder_class = ONLSTMTransformerEncoder
 
-
-ONLSTMTransformerModel.register_for_auto_class("AutoModel")
-ONLSTMTransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
-ONLSTMTransformerForSequencePairClassification.register_for_auto_class("AutoModelForSequenceClassification")
 
 __all__ = [
     "ONLSTMTransformerForConditionalGeneration",

@@ -40,8 +40,7 @@ class RNMTEncoderOutput(Seq2SeqEncoderOutput):
     Output of the encoder.
 
     Args:
-        last_hidden_state (`torch.Tensor` of shape `(batch_size, source_length, d_model or 2 * d_model)`):
-            The annotations.
+        last_hidden_state (`torch.Tensor` of shape `(batch_size, source_length, d_model or 2 * d_model)`): Annotations.
         relation_scores (tuple of `torch.Tensor` of shape `(batch_size, source_length, source_length)`, *optional*):
             With `output_attentions=True`: for each relation layer the length of r_ij (Eq. 8), which measures the effect
             of word j on word i; 0 for padding.
@@ -57,9 +56,8 @@ def remove_batch_count(module: nn.Module, state_dict: dict[str, Any], prefix: st
 
 class MaskedBatchNorm(nn.BatchNorm1d):
     """
-    Batch norm over the real tokens of a batch (Ioffe and Szegedy, 2015): torch's module with statistics that ignore
-    padding, in at least float32. Each process of a distributed run normalizes by its own batch; the running averages
-    that DDP broadcasts, and that are saved, are those of the first process. Checkpoints have no count of batches.
+    Batch norm over the real tokens of a batch (Ioffe and Szegedy, 2015), in at least float32. Each process of a
+    distributed run normalizes by its own batch; DDP broadcasts the running averages of the first one.
 
     With `renormalizes` it is batch renormalization (Ioffe, 2017, algorithm 1): the output is that of the running
     averages in training too, up to a factor of 3 and 5 deviations. Gradients flow through the batch's statistics.
@@ -69,8 +67,8 @@ class MaskedBatchNorm(nn.BatchNorm1d):
     running_var: Tensor
     momentum: float
 
-    def __init__(self, num_features: int, momentum: float = 0.1, eps: float = 1e-5, renormalizes: bool = False):
-        super().__init__(num_features, eps=eps, momentum=momentum)
+    def __init__(self, num_features: int, renormalizes: bool = False):
+        super().__init__(num_features)
         self.renormalizes = renormalizes
         self.num_batches_tracked = None
         self.register_load_state_dict_pre_hook(remove_batch_count)
@@ -107,10 +105,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
 
 
 class RelationConvolutions(nn.Module):
-    """
-    CNN of the relation network, Eq. 7: `c_i = leaky_relu(BN(W [x_{i-(k-1)/2}; ..; x_{i+(k-1)/2}] + b))`, zeros outside
-    the sentence; several convolutions one after the other, or side by side.
-    """
+    """`c_i = leaky_relu(BN(W [x_{i-(k-1)/2}; ..; x_{i+(k-1)/2}] + b))`, Eq. 7, zeros outside the sentence."""
 
     def __init__(self, config: RNMTConfig):
         super().__init__()
@@ -149,8 +144,7 @@ class RelationPropagation(GradientCheckpointingLayer):
 
         r_ij = MLP([c_i; c_j]),   r_i = 1/l sum_j r_ij,   o_i = MLP'(r_i)       j over real tokens, i among them
 
-    Pairs run as [`all_pairs`], or as [`all_pairs_reference`] with `RECNMT_FAST_PATHS=0` and where parameters are not
-    plain (adapters, quantization).
+    Pairs run as [`all_pairs`], or as [`all_pairs_reference`] without fast paths and with adapters or quantization.
     """
 
     read_layers: tuple[str, ...] = ("pair_layers",)  # `quantize_model` spares them
@@ -218,10 +212,7 @@ class RelationLayer(nn.Module):
 
 
 class RNMTRecurrentLayer(GradientCheckpointingLayer):
-    """
-    A recurrent layer of the encoder over left-aligned sentences: with `layout="concat"` two directions side by side,
-    `[forward; backward]` (Eq. 1), with `"stacked"` one of them.
-    """
+    """A layer over left-aligned sentences: `"concat"` is `[forward; backward]` (Eq. 1), `"stacked"` one of them."""
 
     def __init__(self, input_size: int, hidden_size: int, layout: str, is_backward: bool):
         super().__init__()
@@ -239,10 +230,7 @@ class RNMTRecurrentLayer(GradientCheckpointingLayer):
 
 
 class InputOrder:
-    """
-    Converts between the order of the input tokens and the left-aligned sentences that the encoder runs over. `order` is
-    that of [`left_aligned`], or `None` if all tokens are real; the mask is that of the left-aligned tokens.
-    """
+    """Converts between the order of the input and left-aligned tokens, whose mask this is; no `order`: all are real."""
 
     def __init__(self, order: Tensor | None, attention_mask: Tensor | None):
         self.order = order
@@ -361,10 +349,7 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
 
 
 class ReadOut(nn.Module):
-    """
-    Input of the output layer: `t_j = maxout(W_s s_j + W_y y_{j-1} + W_c a_j + b)` over pairs of channels
-    (Goodfellow et al., 2013), or `tanh` of maps of single width.
-    """
+    """`t_j = maxout(W_s s_j + W_y y_{j-1} + W_c a_j + b)` of pairs of channels (Goodfellow et al., 2013), or `tanh`."""
 
     def __init__(self, config: RNMTConfig):
         super().__init__()
@@ -422,10 +407,7 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         )
 
     def project_memory(self, annotations: Tensor) -> tuple[Tensor, Tensor]:
-        """
-        Project the annotations for all steps: keys `U h_i + b` `(num_sources, 1, source_length, d_model)`, and as
-        values the gates' part `W h_i` and the read-out's `W_c h_i`.
-        """
+        """Return for all steps keys `U h_i + b`, and as values the gates' `W h_i` beside the read-out's `W_c h_i`."""
         if self.step_layers is not None:
             keys, values = (project(self.step_layers[name], annotations) for name in ("source_keys", "source_values"))
         else:
@@ -446,21 +428,26 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         token_mask: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """
-        Run over words y_{j-1} `(batch_size, target_length, d_model)` from the state before them; `token_mask` 0 leaves
-        the state unchanged. `keys` and `values` are those of [`project_memory`], or the annotations and `None`. Return
-        states and read-out like the words, and attention weights `(batch_size, 1, target_length, source_length)`.
+        Run over words y_{j-1} `(batch_size, target_length, d_model)`; `token_mask` 0 leaves the state unchanged. `keys`
+        and `values` are those of [`project_memory`], or the annotations and `None`. Return states, attention weights
+        `(batch_size, 1, target_length, source_length)` and read-out.
         """
         if values is None:
-            states, weights, contexts = run_steps_reference(self, words, keys, visible, state, token_mask)
+            states, weights, contexts, *_ = run_steps_reference(self, words, keys, visible, state, token_mask)
             return states, weights, self.readout(states, words, self.readout.context_proj(contexts))
         width = state.shape[-1]
         gate_values, readout_values = values[:, 0, :, : 3 * width], values[:, 0, :, 3 * width :]
         states, weights = run_steps(self, words, keys[:, 0], gate_values, visible, state, token_mask)
         # The read-out of all steps at once, from weights in rows of their source.
         grouped = weights[:, 0].reshape(keys.shape[0], -1, keys.shape[2])
-        contexts = torch.matmul(grouped.to(values.dtype), readout_values)
-        contexts = contexts.view(*words.shape[:2], -1)
+        contexts = torch.matmul(grouped.to(values.dtype), readout_values).view(*words.shape[:2], -1)
         return states, weights, self.readout(states, words, contexts)
+
+    def further_part(
+        self, j: int, query: Tensor, word: Tensor, context: Tensor, *further: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return further inputs of the second GRU at step j, and further results of the step, for a variant."""
+        return (), ()
 
 
 def run_steps_reference(
@@ -470,26 +457,25 @@ def run_steps_reference(
     visible: Tensor | None,
     state: Tensor,
     token_mask: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the steps of [`DecoderRecurrence`] as in the equations; return states, attention weights and contexts."""
+    *further: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Run the steps as in the equations; return states, attention weights, contexts and results of `further_part`."""
     group = words.shape[0] // annotations.shape[0]
     annotations = annotations.repeat_interleave(group, dim=0)
     visible = None if visible is None else visible[:, 0].repeat_interleave(group, dim=0)
-    states, weights, contexts = [], [], []
+    results: list[tuple[Tensor, ...]] = []
     for j in range(words.shape[1]):
-        word = words[:, j]
+        word, query = words[:, j], state
         if recurrence.is_conditional:
-            middle = recurrence.word_cell(word, state)
-            context, weight = recurrence.attention(middle, annotations, visible)
-            new = recurrence.context_cell(context, middle)
-        else:
-            context, weight = recurrence.attention(state, annotations, visible)
-            new = recurrence.context_cell(torch.cat([word, context], dim=-1), state)
+            query = recurrence.word_cell(word, state)
+        context, weight = recurrence.attention(query, annotations, visible)
+        inputs = context if recurrence.is_conditional else torch.cat([word, context], dim=-1)
+        more_inputs, more_results = recurrence.further_part(j, query, word, context, *further)
+        new = recurrence.context_cell(inputs, query, *more_inputs)
         state = new if token_mask is None else torch.where(token_mask[:, j, None] != 0, new, state)
-        states.append(state)
-        weights.append(weight)
-        contexts.append(context)
-    return torch.stack(states, 1), torch.stack(weights, 1)[:, None], torch.stack(contexts, 1)
+        results.append((state, weight, context, *more_results))
+    states, weights, *others = (torch.stack(column, 1) for column in zip(*results, strict=True))
+    return states, weights[:, None], *others
 
 
 class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
@@ -497,8 +483,7 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
     Recurrent decoder with additive attention; the cache stores its state.
 
     `last_hidden_state` is the read-out t_j, the input of the output matrix; `hidden_states` are the embeddings y_{j-1},
-    the states s_j and the read-out; `cross_attentions` is the additive attention of shape `(batch_size, 1,
-    target_length, source_length)`.
+    the states s_j and the read-out; `cross_attentions` has the shape `(batch_size, 1, target_length, source_length)`.
     """
 
     recurrence_class: type[DecoderRecurrence] = DecoderRecurrence
@@ -516,19 +501,11 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
     def prepare_mask(self, states: Tensor, token_mask: Tensor | None) -> Tensor | None:
         return None if token_mask is None else (token_mask != 0)[:, None]
 
-    def run(
-        self,
-        hidden_states: Tensor,
-        kernel_mask: Any,
-        token_mask: Tensor | None,
-        memories: Memories,
-        cache: Cache | None,
-        **kwargs: Any,
+    def run(  # type: ignore[override]  # no kernel mask
+        self, words: Tensor, _: Any, token_mask: Any, memories: Memories, cache: Cache | None, **kwargs: Any
     ) -> list[Tensor]:
-        states, features, *_ = self.advance(
-            hidden_states, token_mask, memories["encoder"], cache, self.recurrence.project_memory, cache
-        )
-        return [hidden_states, states, features]
+        memory, project_memory = memories["encoder"], self.recurrence.project_memory
+        return [words, *self.advance(words, token_mask, memory, cache, project_memory, cache)]
 
     def advance(
         self,
@@ -541,9 +518,8 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
         *further: Tensor | None,
     ) -> tuple[Any, ...]:
         """
-        Run the recurrence with `further` inputs over new words, from the state in the cache, which stores the new one.
-        The fast path keeps what `project_memory` returns in the cache `projections`. Return states, read-out, and the
-        further results of the recurrence.
+        Run the recurrence over new words from the state in the cache, which stores the new one; `projections` keeps
+        what `project_memory` returns. Return states, read-out, and the further results of the recurrence.
         """
         layer, rows = recurrent_layer(cache), words.shape[0]
         state = None if layer is None else layer.get_state()
@@ -573,8 +549,5 @@ class RNMTForConditionalGeneration(RNMTPreTrainedModel, Seq2SeqConditionalGenera
 
     model_class = RNMTModel
 
-
-RNMTModel.register_for_auto_class("AutoModel")
-RNMTForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
 __all__ = ["RNMTForConditionalGeneration", "RNMTModel", "RNMTPreTrainedModel"]

@@ -3,8 +3,7 @@ The Transformer with recurrent positional embeddings (Chen et al., 2019, "Recurr
 Machine Translation", EMNLP).
 
 The input of each side is split by channels: one part of every word's embedding gets its position embedding as usual,
-the other is the input of a recurrence, whose states represent the position of a word in its sentence. In the order of
-the paper: recurrent positional embeddings (Eq. 6), RPEHead and MPRHead (Eqs. 7-11), and the projections of heads.
+the other is the input of a recurrence, whose states represent the position of a word in its sentence.
 """
 
 from collections.abc import Callable, Sequence
@@ -58,39 +57,29 @@ class RPETransformerDecoderOutput(Seq2SeqDecoderOutput):
 
 
 class ProjectedRecurrentLayer(RecurrentLayer):
-    """
-    Eq. 6 literally: `r_j = tanh(W_r RNN(x_j, r_{j-1}) + b_r)`, where r itself is carried to the next step and is
-    the output; an LSTM also carries its memory.
-    """
+    """Eq. 6 literally: `r_j = tanh(W_r RNN(x_j, r_{j-1}) + b_r)` is carried to the next step and is the output."""
 
+    has_kernel = False
     read_layers: tuple[str, ...] = ("out_proj",)  # `quantize_model` spares it
 
     def __init__(self, cell: str, input_size: int, hidden_size: int):
         super().__init__(cell, input_size, hidden_size)
         self.out_proj = nn.Linear(hidden_size, hidden_size)
 
-    def forward(self, inputs: Tensor, *initial: Tensor | None, with_all: bool = False) -> Any:
-        states = self.steps(inputs, [state for state in initial if state is not None])
-        return states if with_all else states[0]
-
     def run_steps(self, gates: Tensor, carry: list[Tensor]) -> list[Tensor]:
         recurrent = (self.weight_hh_l0, self.bias_hh_l0)
         if is_plain(self.out_proj, nn.Linear):
             return projected_states(gates, *recurrent, self.out_proj.weight, self.out_proj.bias, *carry, cell=self.cell)
-        return run_projected_steps(self.cell, gates, recurrent, self.out_proj, carry)
+        return run_projected_steps(self.cell, gates, *recurrent, self.out_proj, carry)
 
 
 def run_projected_steps(
-    cell: str,
-    gates: Tensor,
-    recurrent: tuple[Tensor, Tensor],
-    out_proj: Callable[[Tensor], Tensor],
-    carry: Sequence[Tensor],
+    cell: str, gates: Tensor, weight: Tensor, bias: Tensor, out_proj: Callable[[Tensor], Tensor], carry: list[Tensor]
 ) -> list[Tensor]:
     """Run the steps of a [`ProjectedRecurrentLayer`] with its recurrent weight and bias."""
 
     def step(carry: Sequence[Tensor], gate: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        state, *rest = cell_step(cell, carry, gate, *recurrent)
+        state, *rest = cell_step(cell, carry, gate, weight, bias)
         states = [torch.tanh(out_proj(state)), *rest]
         return states, states
 
@@ -102,7 +91,7 @@ def projected_states(gates: Tensor, *tensors: Tensor, cell: str) -> list[Tensor]
     """Run [`run_projected_steps`] with recurrent weight and bias, those of the projection, and the carry."""
     weight, bias, out_weight, out_bias, *carry = tensors
     project_out = partial(nn.functional.linear, weight=out_weight, bias=out_bias)
-    return run_projected_steps(cell, gates, (weight, bias), project_out, carry)
+    return run_projected_steps(cell, gates, weight, bias, project_out, carry)
 
 
 class SimpleRecurrentUnit(nn.Module):
@@ -112,9 +101,7 @@ class SimpleRecurrentUnit(nn.Module):
         f_t = sigmoid(W_f x_t + v_f * c_{t-1} + b_f)          c_t = f_t * c_{t-1} + (1 - f_t) * (W x_t)
         r_t = sigmoid(W_r x_t + v_r * c_{t-1} + b_r)          h_t = r_t * c_t + (1 - r_t) * x_t
 
-    One matmul over all words serves all gates; from step to step only channels are multiplied. If state and input
-    differ in width, a projection replaces the x_t of h_t. The methods are those of
-    [`RecurrentLayer`].
+    If state and input differ in width, a projection replaces the x_t of h_t. Methods as those of [`RecurrentLayer`].
     """
 
     # h is the output, c is carried.
@@ -151,10 +138,7 @@ class SimpleRecurrentUnit(nn.Module):
 
 @graph_operator(lambda gates, memory, gate_weight: [((gates.shape[0], *memory.shape), gates.dtype)] * 2)
 def unit_memories(gates: Tensor, memory: Tensor, gate_weight: Tensor) -> list[Tensor]:
-    """
-    Return c after and before every word from `gates` `[W_f x + b_f; W x]`, `(length, batch_size, 2 * hidden_size)`, and
-    c before the first one; `v_f` is the first row of `gate_weight`.
-    """
+    """Return c after and before every word from `[W_f x + b_f; W x]`, c before the first one, and the weight of v_f."""
 
     def step(carry: Sequence[Tensor], row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         score, value = row.chunk(2, -1)
@@ -236,10 +220,7 @@ class RecurrentPositionInput(TokenAndPositionInput):
 
 
 class TypedProjection(nn.Module):
-    """
-    Queries, keys or values of heads of two types: the first heads project P, `[d_k, d_p]`, the last ones R, `[d_k,
-    d_r]` (`rpe_head_partition="typed"`).
-    """
+    """Queries, keys or values whose first heads project P, and the last ones R (`rpe_head_partition="typed"`)."""
 
     def __init__(self, plain: int, recurrent: int):
         super().__init__()
@@ -334,14 +315,9 @@ class RPETransformerModel(RPETransformerPreTrainedModel, Seq2SeqModelBase):
 class RPETransformerForConditionalGeneration(
     RPETransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
 ):
-    """
-    The Transformer with recurrent positional embeddings and its output layer: `generate` translates, `labels` train.
-    """
+    """The Transformer with recurrent positions and its output layer: `generate` translates, `labels` train."""
 
     model_class = RPETransformerModel
 
-
-RPETransformerModel.register_for_auto_class("AutoModel")
-RPETransformerForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
 __all__ = ["RPETransformerForConditionalGeneration", "RPETransformerModel", "RPETransformerPreTrainedModel"]

@@ -33,7 +33,7 @@ from .kernels_attentional_steps import gru_step, run_steps
 from .kernels_cpu_matmuls import fast_linear, project
 from .kernels_shared import is_plain, wide_type
 from .kernels_vrnmt import LatentPart, LatentWeights, clamped, draw, latent_states
-from .modeling_rnmt import DecoderRecurrence, RNMTDecoder, RNMTEncoder, RNMTPreTrainedModel
+from .modeling_rnmt import DecoderRecurrence, RNMTDecoder, RNMTEncoder, RNMTPreTrainedModel, run_steps_reference
 from .recurrent_layers import MaskedRNN, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, WarmStartReport
@@ -132,10 +132,7 @@ class SentenceLatent(nn.Module):
         return self.prior(masked_mean(memory.states, memory.token_mask))[0]
 
     def forward(self, source: Tensor, targets: Tensor, real: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """
-        Return z `(batch_size, latent_size)` of the posterior and its KL divergence `(batch_size,)`, for mean
-        annotations, target words `(batch_size, target_length, d_model)`, their mask, and noise like z.
-        """
+        """Return z `(batch_size, latent_size)` of the posterior and its KL divergence, for mean annotations."""
         prior = None if self.prior is None else self.prior(source)
         posterior = self.posterior(source, masked_mean(self.target_rnn(targets, real)[0], real))
         return sample(posterior, noise), gaussian_kl(posterior, prior)
@@ -222,8 +219,9 @@ class VRNMTRecurrence(DecoderRecurrence):
         """
         if values is None:
             rest = visible, state, token_mask, targets, noise, given
-            states, weights, contexts, latents, kl = run_steps_reference(self, words, keys, *rest)
-            return states, weights, self.read_out(states, words, self.readout.context_proj(contexts), latents), kl
+            states, weights, contexts, latents, *terms = run_steps_reference(self, words, keys, *rest)
+            features = self.read_out(states, words, self.readout.context_proj(contexts), latents)
+            return states, weights, features, terms[0] if terms else None
         keys, values, dtype = keys[:, 0], values[:, 0], self.context_cell.weight_hh.dtype
         network = self.prior if targets is None else self.posterior
         start = 3 * state.shape[-1]  # of the values that are read after the steps
@@ -265,51 +263,27 @@ class VRNMTRecurrence(DecoderRecurrence):
             contexts = contexts + project(self.latent_readout, latents)
         return self.readout(states, words, contexts)
 
+    def further_part(self, j: int, query: Tensor, word: Tensor, context: Tensor, *further: Tensor | None) -> Any:
+        """Return u_j's part of the gates; u_j, and the KL divergence if there are target words."""
+        targets, noise, given = further
+        divergence: tuple[Tensor, ...] = ()
+        if given is not None:
+            value = given[:, min(j, given.shape[1] - 1)]
+        else:
+            moments = prior = None if self.prior is None else self.prior(query, word, context)
+            if targets is not None and self.posterior is not None:
+                moments = self.posterior(query, word, context, targets[:, j])
+                divergence = (gaussian_kl(moments, prior),)
+            assert moments is not None
+            value = sample(moments, None if noise is None else noise[:, j])
+        latent = torch.tanh(self.latent(value))
+        return (self.latent_gates(latent),), (latent, *divergence)
+
     def word_part(self, network: Any, words: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return the words' part of a network's hidden layer, `(batch_size, target_length, latent_hidden_size)`."""
         _, of_words, _, of_targets = self.columns(network)
         part = fast_linear(words, of_words, network.hidden.bias)
         return part if targets is None else part + fast_linear(targets, of_targets)
-
-
-def run_steps_reference(
-    recurrence: VRNMTRecurrence,
-    words: Tensor,
-    annotations: Tensor,
-    visible: Tensor | None,
-    state: Tensor,
-    token_mask: Tensor | None,
-    targets: Tensor | None,
-    noise: Tensor | None,
-    given: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Run the steps as in the equations; return states, attention weights, contexts, u_j, KL divergences or `None`."""
-    group = words.shape[0] // annotations.shape[0]
-    annotations = annotations.repeat_interleave(group, dim=0)
-    visible = None if visible is None else visible[:, 0].repeat_interleave(group, dim=0)
-    results: list[tuple[Tensor, ...]] = []
-    for j in range(words.shape[1]):
-        word, query = words[:, j], state
-        if recurrence.is_conditional:
-            query = recurrence.word_cell(word, state)
-        context, weight = recurrence.attention(query, annotations, visible)
-        divergence: tuple[Tensor, ...] = ()
-        if given is not None:
-            value = given[:, min(j, given.shape[1] - 1)]
-        else:
-            moments = prior = None if recurrence.prior is None else recurrence.prior(query, word, context)
-            if targets is not None and recurrence.posterior is not None:
-                moments = recurrence.posterior(query, word, context, targets[:, j])
-                divergence = (gaussian_kl(moments, prior),)
-            assert moments is not None
-            value = sample(moments, None if noise is None else noise[:, j])
-        latent = torch.tanh(recurrence.latent(value))
-        inputs = context if recurrence.is_conditional else torch.cat([word, context], dim=-1)
-        new = recurrence.context_cell(inputs, query, recurrence.latent_gates(latent))
-        state = new if token_mask is None else torch.where(token_mask[:, j, None] != 0, new, state)
-        results.append((state, weight, context, latent, *divergence))
-    states, weights, contexts, latents, *kl = (torch.stack(column, 1) for column in zip(*results, strict=True))
-    return states, weights[:, None], contexts, latents, kl[0] if kl else None
 
 
 class VRNMTPreTrainedModel(RNMTPreTrainedModel):
@@ -319,10 +293,7 @@ class VRNMTPreTrainedModel(RNMTPreTrainedModel):
 
 
 class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
-    """
-    RNMT's decoder with latent variables. The cache stores its state alone: a latent variable is used in its own step
-    only. `target_ids` are the labels: with them the latent variables are drawn from the posterior.
-    """
+    """RNMT's decoder with latent variables; from the labels `target_ids` they are drawn from the posterior."""
 
     output_class = VRNMTDecoderOutput
     recurrence_class = VRNMTRecurrence
@@ -337,6 +308,12 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
     def forward(self, *args: Any, **kwargs: Any) -> VRNMTDecoderOutput:
         """Args as for [`Seq2SeqDecoder`], and `target_ids` `(batch_size, target_length)`, -100 at padding."""
         terms: list[Tensor] = []
+        is_training = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if is_training and kwargs.get("target_ids") is None:
+            logger.warning_once(
+                "Training without labels, so without posterior and KL divergence. With Seq2SeqTrainer, set "
+                "label_smoothing_factor=0; TranslationTrainer supports label smoothing."
+            )
         outputs = super().forward(*args, **{**kwargs, "return_dict": True, "kl_terms": terms})
         if terms:
             outputs.kl_terms = terms[0]
@@ -345,8 +322,8 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
 
     def run(  # type: ignore[override]  # further inputs
         self,
-        hidden_states: Tensor,
-        kernel_mask: Any,
+        words: Tensor,
+        _: Any,
         token_mask: Tensor | None,
         memories: Memories,
         cache: Cache | None,
@@ -355,7 +332,8 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
         **kwargs: Any,
     ) -> list[Tensor]:
         """Run the recurrence; append the KL divergences to `kl_terms` if there are target words."""
-        words, memory, targets, real = hidden_states, memories["encoder"], None, None
+        rows, size, memory = words.shape[0], self.config.latent_size, memories["encoder"]
+        real = targets = given = None
         if target_ids is not None:
             real = target_ids != IGNORE_INDEX
             targets = self.embeddings(target_ids.masked_fill(~real, self.config.pad_token_id or 0), None)
@@ -363,13 +341,20 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
             if self.config.latent_word_dropout:
                 kept = torch.rand(words.shape[:2], device=words.device) >= self.config.latent_word_dropout
                 words = words * kept[:, :, None].to(words.dtype)
-        elif self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            logger.warning_once(
-                "Training without labels, so without posterior and KL divergence. With Seq2SeqTrainer, set "
-                "label_smoothing_factor=0; TranslationTrainer supports label smoothing."
-            )
         noise = self.draw_noise(words, targets is not None)
-        given = self.given_latents(words, memory, targets, real, noise, cache, kl_terms)
+        # Latent variables that do not depend on the decoder's states.
+        if self.sentence_latent is None:
+            if self.config.latent_prior == "standard" and targets is None:
+                given = words.new_zeros(rows, 1, size) if noise is None else noise.to(words.dtype)
+        elif targets is None:
+            mean = functools.partial(self.sentence_latent.mean, memory, size)
+            given = cached_vector(cache, "latent", mean, rows)[:, None]
+        else:
+            assert noise is not None and real is not None
+            source = spread_over_beams(masked_mean(memory.states, memory.token_mask), rows)
+            latent, kl = self.sentence_latent(source, targets, real, noise[:, 0])
+            given = latent[:, None]
+            kl_terms.append(kl.masked_fill(~real.any(dim=1), 0.0)[:, None])
         compute = functools.partial(self.recurrence.project_latent_memory, targets is not None)
         stored = cache if targets is None else None
         states, features, terms = self.advance(words, token_mask, memory, cache, compute, stored, targets, noise, given)
@@ -378,40 +363,13 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
         return [words, states, features]
 
     def draw_noise(self, words: Tensor, has_targets: bool) -> Tensor | None:
-        """
-        Draw the noise of all latent variables, `(batch_size, target_length or 1, latent_size)`; `None` where their mean
-        is used. It is drawn before the steps, so that all paths, and checkpoints of gradients, have the same.
-        """
+        """Draw the noise of latent variables, `(batch_size, target_length or 1, latent_size)`; `None`: their mean."""
+        # Before the steps, so that all paths, and checkpoints of gradients, have the same.
         if not has_targets and self.config.latent_inference == "mean":
             return None
         steps = words.shape[1] if self.sentence_latent is None else 1
         shape = words.shape[0], steps, self.config.latent_size
         return torch.randn(shape, dtype=wide_type(words.dtype), device=words.device)
-
-    def given_latents(
-        self,
-        words: Tensor,
-        memory: Memory,
-        targets: Tensor | None,
-        real: Tensor | None,
-        noise: Tensor | None,
-        cache: Cache | None,
-        kl_terms: list[Tensor],
-    ) -> Tensor | None:
-        """Return the latent variables that do not depend on the decoder's states, `(batch_size, .., latent_size)`."""
-        rows, size = words.shape[0], self.config.latent_size
-        if self.sentence_latent is None:
-            if self.config.latent_prior == "learned" or targets is not None:
-                return None
-            return words.new_zeros(rows, 1, size) if noise is None else noise.to(words.dtype)
-        if targets is None:
-            compute = functools.partial(self.sentence_latent.mean, memory, size)
-            return cached_vector(cache, "latent", compute, rows)[:, None]
-        assert noise is not None and real is not None
-        source = spread_over_beams(masked_mean(memory.states, memory.token_mask), rows)
-        value, terms = self.sentence_latent(source, targets, real, noise[:, 0])
-        kl_terms.append(terms.masked_fill(~real.any(dim=1), 0.0)[:, None])
-        return value[:, None]
 
 
 class VRNMTModel(VRNMTPreTrainedModel, Seq2SeqModelBase):
@@ -513,8 +471,5 @@ class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGene
         self.check_beams(beams)
         return super().generate(*args, **kwargs)
 
-
-VRNMTModel.register_for_auto_class("AutoModel")
-VRNMTForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
 
 __all__ = ["VRNMTForConditionalGeneration", "VRNMTModel", "VRNMTPreTrainedModel"]

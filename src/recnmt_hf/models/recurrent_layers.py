@@ -25,10 +25,9 @@ CELLS = {"rnn": 1, "gru": 3, "lstm": 4}
 
 
 class RecurrentLayer(nn.Module):
-    """
-    A recurrent layer in one direction, with the parameters and results of `nn.RNN` (tanh), `nn.GRU` or `nn.LSTM`. Those
-    classes can be neither compiled into one graph nor exported with free lengths.
-    """
+    """`nn.RNN` (tanh), `nn.GRU` or `nn.LSTM` in one direction, which can be compiled and exported with free lengths."""
+
+    has_kernel = True
 
     def __init__(self, cell: str, input_size: int, hidden_size: int):
         super().__init__()
@@ -57,16 +56,13 @@ class RecurrentLayer(nn.Module):
     def forward(self, inputs: Tensor, *initial: Tensor | None, with_all: bool = False) -> Any:
         """
         Return the states `(batch_size, length, hidden_size)` of `inputs` `(batch_size, length, input_size)`, or with
-        `with_all` the list of [`steps`]. `initial` are the states before the first word, `(batch_size, hidden_size)`;
-        `None`: zeros.
+        `with_all` the list of [`steps`]. `initial` are the states before the first word; `None`: zeros.
         """
-        if with_all:
-            return self.steps(inputs, [state for state in initial if state is not None])
-        state = initial[0] if initial else None
-        if state is None:
-            state = inputs.new_zeros(inputs.shape[0], self.hidden_size)
-        if is_exporting():
-            return self.steps(inputs, (state,))[0]
+        given = [state for state in initial if state is not None]
+        if with_all or is_exporting() or not self.has_kernel:
+            states = self.steps(inputs, given)
+            return states if with_all else states[0]
+        state = given[0] if given else inputs.new_zeros(inputs.shape[0], self.hidden_size)
         weights = (self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0)
         settings: dict[str, Any] = {"cell": self.cell, "training": self.training}
         if self.cell == "lstm" and on_cpu(inputs):
@@ -195,9 +191,9 @@ class MaskedRNN(nn.Module):
         initial_states: tuple[Tensor | None, ...] = (None, None),
     ) -> tuple[Tensor, Tensor]:
         """
-        Run over inputs `(batch_size, length, input_size)` with a mask `(batch_size, length)`, 1 keeps, from the states
-        of each direction before the first step, `(batch_size, hidden_size)`, zeros by default. Return all states,
-        forward ones first, and the last ones of both directions, zeros for a row without real tokens.
+        Run over inputs `(batch_size, length, input_size)` with a mask `(batch_size, length)`, 1 keeps, from initial
+        states of each direction, zeros by default. Return all states, forward ones first, and the last ones of both
+        directions, zeros for a row without real tokens.
         """
         if attention_mask is None:
             outputs = [self.forward_rnn(inputs, initial_states[0])]
@@ -225,45 +221,27 @@ class MaskedRNN(nn.Module):
 
 class CachedRecurrence(nn.Module):
     """
-    A recurrence over a decoder's words that continues where an earlier call stopped: cache layer `layer_idx` stores its
-    states, with the prefix `name`. Padding, on either side, does not change the state. `cell` is as in
-    [`build_recurrent_layer`].
+    A recurrence over a decoder's words, from zeros or the states in the cache, where it stores the new ones. Padding,
+    on either side, does not change the state. The arguments are those of [`build_recurrent_layer`].
     """
 
-    def __init__(
-        self,
-        cell: str | Callable[[int, int], Any],
-        input_size: int,
-        hidden_size: int,
-        name: str = "",
-        layer_idx: int = 0,
-    ):
+    def __init__(self, cell: str | Callable[[int, int], Any], input_size: int, hidden_size: int):
         super().__init__()
         self.rnn = build_recurrent_layer(cell, input_size, hidden_size)
-        self.layer_idx = layer_idx
-        self.names = [f"{name}_{state}" if name else state for state in self.rnn.state_names]
 
-    def forward(
-        self,
-        inputs: Tensor,
-        attention_mask: Tensor | None = None,
-        cache: Cache | None = None,
-        initial_state: Callable[[], Tensor] | None = None,
-    ) -> Tensor:
+    def forward(self, inputs: Tensor, attention_mask: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """
         Return the states `(batch_size, length, hidden_size)` of new words `(batch_size, length, input_size)` with a
-        mask `(batch_size, seen + length)`. `initial_state` makes the one before the first word, by default zeros.
+        mask `(batch_size, seen + length)`.
         """
-        layer = recurrent_layer(cache, self.layer_idx)
+        layer, names = recurrent_layer(cache), self.rnn.state_names
         initial: list[Tensor] = []
-        if layer is not None and layer.get_state(self.names[0]) is not None:
-            initial = [layer.states[name] for name in self.names]
-        elif initial_state is not None:
-            initial = [initial_state()]
+        if layer is not None and layer.get_state(names[0]) is not None:
+            initial = [layer.states[name] for name in names]
         if attention_mask is not None:
             attention_mask = attention_mask[:, -inputs.shape[1] :]
             inputs = take(inputs.masked_fill(attention_mask[:, :, None] == 0, 0.0), left_aligned(attention_mask))
-        if layer is not None and len(self.names) > 1:
+        if layer is not None and len(names) > 1:
             states = self.rnn(inputs, *initial, with_all=True)
         else:
             states = [self.rnn(inputs, *initial)]
@@ -273,15 +251,12 @@ class CachedRecurrence(nn.Module):
                 first = initial[index] if index < len(initial) else torch.zeros_like(steps[:, 0])
                 states.append(take(torch.cat([first[:, None].to(steps.dtype), steps], dim=1), count))
         if layer is not None:
-            layer.update_states(**dict(zip(self.names, states, strict=True)))
+            layer.update_states(**dict(zip(names, states, strict=True)))
         return states[0]
 
 
 class RecurrentEncoderLayer(GradientCheckpointingLayer):
-    """
-    A recurrent layer with the residual and norm of the Transformer: `LN(x + Drop(W_p [forward(x); backward(x)] +
-    b_p))`, or pre-norm `x + Drop(W_p [..](LN(x)) + b_p)`; `rnn` is a [`MaskedRNN`].
-    """
+    """`LN(x + Drop(W_p [forward(x); backward(x)] + b_p))`, or pre-norm `x + Drop(W_p [..](LN(x)) + b_p)`."""
 
     def __init__(self, config: PreTrainedConfig, rnn: MaskedRNN):
         super().__init__()
@@ -301,10 +276,7 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
 
 
 class MultiColumn(nn.Module):
-    """
-    The multi-column encoder of Chen et al. (2018), "The Best of Both Worlds", with which BiARN is compared (table 4): a
-    column of bidirectional recurrent layers on the word embeddings, merged with the states of another encoder.
-    """
+    """A column of recurrent layers on the words, merged with another encoder's states (Chen et al., 2018)."""
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__()

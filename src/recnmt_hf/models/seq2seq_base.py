@@ -46,7 +46,6 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         super().__init_subclass__(**kwargs)
         if not {"encoder_class", "decoder_class"} & set(vars(cls)):
             return
-        cls.encoder_class.output_class.find_memories()
         parts = cls.encoder_class.output_class, cls.decoder_class.output_class
         cls.extra_outputs = tuple(field.name for part in parts for field in extra_fields(part))
         cls.output_class = with_extra_outputs(Seq2SeqModelOutput, parts, f"{cls.__name__}Output", cls.__module__)
@@ -195,10 +194,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
             init.zeros_(self.final_logits_bias)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """
-        Generate as transformers does. On the CPU, linear layers keep a second copy of their weights, in an order that
-        is faster to read, until the model is trained or moved.
-        """
+        """Generate as transformers does; on the CPU, layers keep a second copy of weights until trained or moved."""
         if not self.training and self.device.type == "cpu":
             pack_weights(self)
         return super().generate(*args, **kwargs)  # type: ignore[misc]  # of GenerationMixin
@@ -257,8 +253,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
             labels (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*): -100 is ignored.
                 `decoder_input_ids` defaults to the labels shifted right.
             smoothing (`float`, *optional*, defaults to 0): Label smoothing, also accepted as `label_smoothing`.
-            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Number of labels in all micro-batches of a step,
-                the divisor of the loss.
+            num_items_in_batch (`int` or `torch.Tensor`, *optional*): Labels in all micro-batches, divisor of the loss.
             return_logits (`bool`, *optional*, defaults to `True`): With `False` the loss is computed one chunk of
                 tokens at a time and `logits` is `None`, which saves memory and time.
 

@@ -33,14 +33,11 @@ def is_loaded(parameter: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Initialization:
-    """
-    Initial parameters: Xavier-uniform matrices and embeddings of deviation `d_model ** -0.5`; with `std` both normal,
-    with `uniform` both uniform in `[-uniform, uniform]`.
-    """
+    """Initial parameters: Xavier-uniform matrices and embeddings of deviation `d_model ** -0.5`, or all alike."""
 
     d_model: int
-    std: float | None = None
-    uniform: float | None = None
+    std: float | None = None  # of normal parameters
+    uniform: float | None = None  # bound of uniform ones
 
     @property
     def is_set(self) -> bool:
@@ -60,10 +57,7 @@ class Initialization:
             init.normal_(table, mean=0.0, std=std if self.std is None else self.std)
 
     def recurrent_(self, module: Any) -> None:
-        """
-        Initialize a recurrent layer or cell with torch's names: Xavier-uniform input matrices, orthogonal recurrent
-        matrices for each gate, unless a distribution is set; zero biases (forget gate of an LSTM: 1).
-        """
+        """Initialize a layer of torch's names: orthogonal recurrent gates, zero biases (forget gate of an LSTM: 1)."""
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.dim() > 1 and self.is_set:
                 self.matrix_(parameter)

@@ -80,10 +80,7 @@ def divisor(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor |
 
 
 class ChunkedCrossEntropy(CustomGradient):
-    """
-    Smoothed cross-entropy of a linear output layer in chunks of at most `chunk_size` tokens. Matmuls run in the states'
-    or autocast's type, sums in at least float32. The forward pass also computes the gradients.
-    """
+    """Smoothed cross-entropy of a linear output layer in chunks, whose forward pass also computes the gradients."""
 
     @staticmethod
     def forward(
@@ -191,8 +188,8 @@ def losses_on_cpu(
     """
     Return the losses `(tokens,)` of logits `(tokens, vocab_size)`; with the `share` of each token in the result, also
     the gradients softmax - (1 - e) one-hot - e / V times that share, or with [`uniform_targets`] in place of 1 / V.
-    Works in place, since new memory is slow.
     """
+    # In place, since new memory is slow.
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     chosen = logits.gather(-1, targets[:, None])[:, 0]
     mean = mean_logits(logits, uniform) if label_smoothing else 0.0
@@ -214,10 +211,7 @@ def losses_on_cpu(
 def losses_on_accelerator(
     logits: Tensor, targets: Tensor, share: Tensor | None, label_smoothing: float, uniform: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """
-    Compute [`losses_on_cpu`] by torch's fused softmax, which reads the logits in their own type. Reading and writing
-    memory takes all of the time, and this does a third of it. The gradients are in the type of the logits.
-    """
+    """Compute [`losses_on_cpu`] by torch's fused softmax on logits and gradients in their own type."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     peak, place = logits.max(dim=-1, keepdim=True)
     probabilities = torch.softmax(logits, dim=-1, dtype=dtype)
@@ -250,8 +244,7 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """
     Compute [`smoothed_cross_entropy`] of `hidden_states @ weight.T + bias` for states `(..., d_model)` and a weight
-    `(vocab_size, d_model)`, with the logits of at most `chunk_size` tokens at a time (default: [`tokens_at_a_time`]).
-    The bias gets no gradient.
+    `(vocab_size, d_model)`, with the logits of `chunk_size` tokens at a time. The bias gets no gradient.
     """
     chunk_size = chunk_size or tokens_at_a_time(hidden_states)
     labels = labels.reshape(-1).to(hidden_states.device)

@@ -1,12 +1,9 @@
-"""
-Memories that the encoder passes to the decoder, the names of the cache, and output classes. Those of encoder and
-decoder declare memories and extra outputs, which also reach the outputs of the bare and of the generating model.
-"""
+"""Memories that the encoder passes to the decoder, the names of the cache, and output classes with extra outputs."""
 
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,49 +15,27 @@ from .user_errors import UserError
 
 
 class Memory(NamedTuple):
-    """
-    States that the decoder reads, one row per source, `(num_sources, length, d)` or `(num_sources, d)`; their token
-    mask `(num_sources, length)`, or `None` if all are real, and the kernel mask.
-    """
+    """States that the decoder reads, with one row per source, and their masks, `None` if all states are real."""
 
-    states: Tensor
-    token_mask: Tensor | None = None
+    states: Tensor  # (num_sources, length, d) or (num_sources, d)
+    token_mask: Tensor | None = None  # (num_sources, length)
     kernel_mask: Tensor | None = None
 
 
-class Memories(dict[str, Memory]):
-    """The memories of a batch by name. Every decoder layer's `encoder_attn` reads `"encoder"`."""
-
-    def with_states(self, states: Iterable[Tensor]) -> "Memories":
-        """Return a copy of the memories with these states."""
-        pairs = zip(self.items(), states, strict=True)
-        return Memories((name, memory._replace(states=new)) for (name, memory), new in pairs)
-
-
-def memory_states(name: str) -> dict[str, str]:
-    """Return the metadata that declares a field of an encoder's output to be the states of the memory `name`."""
-    return {"memory": name, "part": "states"}
-
-
-def memory_mask(name: str) -> dict[str, str]:
-    """Return the metadata that declares a field of an encoder's output to be the token mask of the memory `name`."""
-    return {"memory": name, "part": "token_mask"}
-
-
+# The memories of a batch by name. Every decoder layer's `encoder_attn` reads `"encoder"`.
+Memories = dict[str, Memory]
 # The field of outputs that contains the cache; transformers renamed it in 5.24.
 CACHE = "cache" if any(field.name == "cache" for field in fields(Seq2SeqLMOutput)) else "past_key_values"
 
 
 def takes_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """
-    Let a `forward` with an argument `cache` take it as `past_key_values` too, its name before transformers 5.24. A
-    cache under any other name raises a `UserError`: translations without it would be wrong.
-    """
+    """Let a `forward` take the argument `cache` as `past_key_values` too, its name before transformers 5.24."""
 
     @functools.wraps(forward)
     def call(*args: Any, past_key_values: Cache | None = None, **kwargs: Any) -> Any:
         if past_key_values is not None and kwargs.get("cache") is None:
             kwargs["cache"] = past_key_values
+        # Translations without the cache would be wrong.
         if unknown := [name for name, value in kwargs.items() if name != "cache" and isinstance(value, Cache)]:
             raise UserError(
                 f"{unknown[0]} is not an argument for a cache; use cache. If you did not pass {unknown[0]}, install "
@@ -88,15 +63,10 @@ def declares(names: Sequence[str], forward: Callable[..., Any]) -> Callable[...,
 
 @dataclass
 class Seq2SeqEncoderOutput(BaseModelOutput):
-    """Output of an encoder. Subclasses add memories ([`memory_states`], [`memory_mask`]) and extra outputs."""
+    """Output of an encoder. Subclasses add extra outputs; `memory_fields` names those that are further memories."""
 
-    memory_parts: ClassVar[tuple[tuple[str, str, str], ...]] = ()
-
-    @classmethod
-    def find_memories(cls) -> None:
-        """Set `memory_parts` (field, memory, part) from the fields, whose metadata compiled code cannot read."""
-        declared = [(field.name, field.metadata) for field in fields(cls) if "memory" in field.metadata]
-        cls.memory_parts = tuple((name, metadata["memory"], metadata["part"]) for name, metadata in declared)
+    # The fields of a memory's states and, if it has one, of its token mask, by the name of the memory.
+    memory_fields: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     @classmethod
     def rebuild(cls, value: Any) -> "Seq2SeqEncoderOutput":
@@ -108,20 +78,21 @@ class Seq2SeqEncoderOutput(BaseModelOutput):
             return cls(**{name: value[name] for name in names if name in value})
         if len(value) == len(names):
             return cls(*value)
-        tensors = ["last_hidden_state", *(name for name, *_ in cls.memory_parts)]
+        tensors = ["last_hidden_state", *(name for memory in cls.memory_fields.values() for name in memory)]
         layers = [name for name in names if name not in tensors]
         by_type: dict[str, Any] = dict(zip(tensors, (v for v in value if isinstance(v, Tensor)), strict=False))
         by_type.update(zip(layers, (v for v in value if isinstance(v, (tuple, list))), strict=False))
         return cls(**by_type)
 
     def memories(self) -> Memories:
-        """Return the declared memories; the last states are `"encoder"`."""
-        parts: dict[str, dict[str, Any]] = {"encoder": {"states": self.last_hidden_state}}
-        for name, memory, part in self.memory_parts:
-            value = getattr(self, name)
-            if value is not None:
-                parts.setdefault(memory, {})[part] = value
-        return Memories((name, Memory(**values)) for name, values in parts.items() if "states" in values)
+        """Return the memories; the last states are `"encoder"`."""
+        last: Any = self.last_hidden_state
+        memories = {"encoder": Memory(last)}
+        for name, memory in self.memory_fields.items():
+            states, *mask = (getattr(self, field) for field in memory)
+            if states is not None:
+                memories[name] = Memory(states, *mask)
+        return memories
 
 
 @dataclass

@@ -1,8 +1,4 @@
-"""
-Base classes of encoders and decoders: embeddings, masks, the cache, and one row per source for all of its beams.
-
-Subclasses override `run`, which applies the layers, and `finish`, which makes the output.
-"""
+"""Base classes of encoders and decoders. Subclasses override `run` (the layers) and `finish` (the output)."""
 
 import functools
 import math
@@ -29,9 +25,8 @@ from .user_errors import UserError, short_repr
 
 def sinusoid_table(num_positions: int, dim: int, kind: str, dtype: torch.dtype = torch.float32) -> Tensor:
     """
-    Return sinusoids `(num_positions, dim)` (Vaswani et al., 2017, section 3.5): `"sinusoidal"` interleaves sine and
-    cosine as the paper does, the other kinds have all sines before all cosines. With k from 0 to `dim / 2 - 1` the
-    frequencies are `10000^(-k / (dim / 2))`, or `10000^(-k / (dim / 2 - 1))` for `"tensor2tensor"`.
+    Return sinusoids `(num_positions, dim)` (Vaswani et al., 2017, section 3.5) of the frequencies `10000^(-2k / dim)`
+    (`"tensor2tensor"`: `10000^(-2k / (dim - 2))`): sines before cosines, or interleaved as in the paper.
     """
     position = torch.arange(num_positions, dtype=torch.float64, device="cpu")[:, None]
     frequency = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu")
@@ -129,10 +124,7 @@ class TokenAndPositionInput(nn.Module):
         cache: Cache | None = None,
         add_positions: bool = True,
     ) -> Tensor:
-        """
-        Map scaled embeddings `(batch_size, length, d_model)`; positions count the real tokens of a token mask
-        `(batch_size, seen + length)`, or start at `offset`. Recurrent inputs use the cache.
-        """
+        """Map scaled embeddings; positions count real tokens of `(batch_size, seen + length)`, or from `offset`."""
         states = self.with_positions(embeddings, attention_mask, offset) if add_positions else embeddings
         return dropout(states, self.dropout, self.training)
 
@@ -201,13 +193,10 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
 
 
 class Seq2SeqEncoder(Seq2SeqStack):
-    """
-    Base class of all encoders. A subclass has `layers`, or overrides `run`. With `needs_token_mask` only a mask of
-    shape `(batch_size, source_length)` is allowed.
-    """
+    """Base class of all encoders. A subclass has `layers`, or overrides `run`."""
 
     output_class: type[Seq2SeqEncoderOutput] = Seq2SeqEncoderOutput
-    needs_token_mask = False
+    needs_token_mask = False  # allows masks `(batch_size, source_length)` only
     source_inputs: tuple[str, ...] = ()  # inputs of `run` in addition to token ids (or embeddings) and their mask
     layers: nn.ModuleList
 
@@ -306,14 +295,14 @@ class Seq2SeqDecoder(Seq2SeqStack):
             input_ids, attention_mask, inputs_embeds, cache, use_cache: Those of [`Seq2SeqModelBase`].
             encoder_hidden_states, encoder_attention_mask: The memory `"encoder"`, `(num_sources, source_length, d)`,
                 and its token mask, where `memories` does not have it. `batch_size` is a multiple of `num_sources`.
-            memories ([`Memories`], *optional*): The memories that the decoder reads, one row per source.
+            memories (`dict[str, Memory]`, *optional*): The memories that the decoder reads, one row per source.
         """
         embeddings = self.embeddings(input_ids, inputs_embeds)
         cache = self.prepare_cache(cache, use_cache)
         seen = cache.get_seq_length() if cache is not None else 0
         if isinstance(seen, Tensor):
             seen = seen.clone()  # a static layer counts up in place
-        memories = Memories(memories or {})
+        memories = dict(memories or {})
         if encoder_hidden_states is not None:
             memories["encoder"] = Memory(encoder_hidden_states, encoder_attention_mask)
         memories = self.prepare_memories(memories, cache)
@@ -359,7 +348,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
 
     def prepare_memories(self, memories: Memories, cache: Cache | None) -> Memories:
         """Return the memories with one row per source and with their kernel masks, which a cache keeps."""
-        sources, prepared = source_memories(cache), Memories()
+        prepared, sources = {}, source_memories(cache)
         masks: dict[str, Tensor | None] = {} if sources is None else sources.masks
         for name, (states, token_mask, _) in memories.items():
             if token_mask is not None and token_mask.shape[0] != states.shape[0]:  # repeated for beams

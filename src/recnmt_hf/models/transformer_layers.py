@@ -1,4 +1,4 @@
-"""The Transformer's layers, post- or pre-norm, and the base classes of Transformer encoders and decoders."""
+"""The Transformer's layers, post- or pre-norm, and the base class of Transformer encoders and decoders."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,19 +9,14 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .attention import causal_mask, self_mask
-from .configuration_transformer import TransformerConfig
 from .kernels_cpu_matmuls import project
 from .kernels_shared import dropout
 from .seq2seq_outputs import Memories
-from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder, Seq2SeqStack, TokenAndPositionInput
+from .seq2seq_stacks import Seq2SeqStack, TokenAndPositionInput
 
 
 class TransformerSublayers(GradientCheckpointingLayer):
-    """
-    Feed-forward block, and residual connections: post-norm `LN(x + Drop(sub(x)))` or pre-norm `x + Drop(sub(LN(x)))`
-    (Vaswani et al., 2017, section 5.4).
-    """
+    """Feed-forward block, and residuals: post-norm `LN(x + Drop(sub(x)))` or pre-norm `x + Drop(sub(LN(x)))`."""
 
     def __init__(self, config: PreTrainedConfig, ffn_dim: int):
         super().__init__()
@@ -93,7 +88,8 @@ class TransformerDecoderLayer(TransformerSublayers):
     ) -> Tensor:
         """Run over `(batch_size, target_length, d_model)`; `states` replace those of the memories (see `__call__`)."""
         if states:
-            memories = memories.with_states(states)
+            pairs = zip(memories.items(), states, strict=True)
+            memories = {name: memory._replace(states=own) for (name, memory), own in pairs}
         kwargs["cache"] = cache
         queries = self.prepare_input(hidden_states, self.self_attn_layer_norm)
         attended, _ = self.self_attn(queries, attention_mask=kernel_mask, **kwargs)
@@ -109,15 +105,13 @@ class TransformerDecoderLayer(TransformerSublayers):
 
 
 class TransformerStack(Seq2SeqStack):
-    """
-    Positions, layers and final norm of an encoder or a decoder. `build_layer` of a subclass builds layer `index`,
-    called as [`TransformerEncoderLayer`] or [`TransformerDecoderLayer`].
-    """
+    """Positions, layers and final norm of an encoder or a decoder."""
 
     side: str  # "encoder" or "decoder"
+    # Builds the layer of an index, called as [`TransformerEncoderLayer`] or [`TransformerDecoderLayer`].
     build_layer: Callable[..., nn.Module]
 
-    def __init__(self, config: TransformerConfig, *args: Any):
+    def __init__(self, config: Any, *args: Any):
         super().__init__(config, *args)
         count = getattr(config, f"{self.side}_layers")
         self.layers = nn.ModuleList([self.build_layer(config, i) for i in range(count)])
@@ -128,21 +122,3 @@ class TransformerStack(Seq2SeqStack):
     def build_input(self, config: Any) -> nn.Module:
         has_positions = getattr(config, f"{self.side}_position_embeddings")
         return TokenAndPositionInput(config, config.position_embedding_type if has_positions else "none")
-
-
-class TransformerEncoderStack(TransformerStack, Seq2SeqEncoder):
-    """Base class of Transformer encoders."""
-
-    side = "encoder"
-
-    def build_mask(self, states: Tensor, token_mask: Tensor | None) -> Any:
-        return self_mask(self.config, states, token_mask)
-
-
-class TransformerDecoderStack(TransformerStack, Seq2SeqDecoder):
-    """Base class of Transformer decoders."""
-
-    side = "decoder"
-
-    def build_mask(self, states: Tensor, token_mask: Tensor | None, cache: Cache | None) -> Any:
-        return causal_mask(self.config, states, token_mask, cache)

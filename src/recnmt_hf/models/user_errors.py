@@ -31,10 +31,7 @@ _known_secrets, _LEAST_SECRET = set[str](), 6
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """
-    Return a text, or a value of a recipe (of the field `name`), for the eyes of others: without passwords, signatures
-    and access tokens. A masked text stays as it is.
-    """
+    """Return a text, or a value of a recipe (of the field `name`), without passwords, signatures and access tokens."""
     if isinstance(value, Mapping):
         return {key: masked(item, str(key)) for key, item in value.items()}
     if type(value) in (list, tuple):

@@ -6,7 +6,5 @@ from .configuration_nmt_transformer import NMTTransformerConfig
 class GateToyConfig(NMTTransformerConfig):
     model_type = "gate_toy"
 
-    auxiliary_weight: float = 0.0
-
 
 GateToyConfig.register_for_auto_class()

@@ -1,6 +1,6 @@
 """A Transformer encoder that sums up its layers in a vector for each source, which a gate lets into the decoder."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -12,13 +12,14 @@ from .decoder_cache import cached_vector
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
-from .seq2seq_loss import divisor
-from .seq2seq_outputs import Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, memory_states
+from .seq2seq_outputs import Seq2SeqDecoderOutput, Seq2SeqEncoderOutput
 
 
 @dataclass
 class GateToyEncoderOutput(Seq2SeqEncoderOutput):
-    global_hidden_state: torch.Tensor | None = field(default=None, metadata=memory_states("global"))
+    memory_fields = {"global": ("global_hidden_state",)}
+
+    global_hidden_state: torch.Tensor | None = None
 
 
 @dataclass
@@ -71,13 +72,6 @@ class GateToyModel(GateToyPreTrainedModel, Seq2SeqModelBase):
 
 class GateToyForConditionalGeneration(GateToyPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
     model_class = GateToyModel
-
-    def auxiliary_loss(self, outputs, labels, num_items_in_batch):
-        if self.config.auxiliary_weight == 0:
-            return None
-        lengths = (labels != -100).sum(dim=1)
-        squares = outputs.global_hidden_state.square().mean(dim=-1)
-        return self.config.auxiliary_weight * (squares * lengths).sum() / divisor(labels, num_items_in_batch)
 
 
 GateToyModel.register_for_auto_class("AutoModel")
