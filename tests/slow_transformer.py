@@ -86,8 +86,15 @@ class SlowTransformer:
         scaled = (x - mean) / torch.sqrt(variance + self.config.layer_norm_eps)
         return scaled * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
+    def distance(self, name, head, offset, clip):
+        """The vector of a relative position, if the model has them."""
+        if not clip:
+            return 0
+        tables = self.weights[name]
+        return tables[head if len(tables) > 1 else 0][min(max(offset, -clip), clip) + clip]
+
     def attention(self, name, x, memory, allowed, heads, relative=None):
-        q, k, v = self.linear(f"{name}.q_proj", x), self.linear(f"{name}.k_proj", memory), None
+        q, k = self.linear(f"{name}.q_proj", x), self.linear(f"{name}.k_proj", memory)
         v = self.linear(f"{name}.v_proj", memory)
         width = memory.shape[-1] // heads
         contexts = []
@@ -97,12 +104,7 @@ class SlowTransformer:
             scores = torch.empty(len(x), len(memory), dtype=torch.float64)
             for i in range(len(x)):
                 for j in range(len(memory)):
-                    key = kh[j]
-                    if relative:
-                        clip = relative
-                        tables = self.weights[f"{name}.relative_keys"]
-                        table = tables[head if len(tables) > 1 else 0]
-                        key = key + table[min(max(j - i, -clip), clip) + clip]
+                    key = kh[j] + self.distance(f"{name}.relative_keys", head, j - i, relative)
                     scores[i, j] = (qh[i] @ key) / width**0.5
             weights = softmax_rows(scores, allowed[head] if isinstance(allowed, tuple) else allowed)
             weights = weights * self.factor("attention_dropout")
@@ -110,11 +112,7 @@ class SlowTransformer:
             for i in range(len(x)):
                 row = torch.zeros(width, dtype=torch.float64)
                 for j in range(len(memory)):
-                    value = vh[j]
-                    if relative:
-                        tables = self.weights[f"{name}.relative_values"]
-                        table = tables[head if len(tables) > 1 else 0]
-                        value = value + table[min(max(j - i, -clip), clip) + clip]
+                    value = vh[j] + self.distance(f"{name}.relative_values", head, j - i, relative)
                     row = row + weights[i, j] * value
                 rows.append(row)
             contexts.append(torch.stack(rows))
@@ -145,22 +143,26 @@ class SlowTransformer:
         """Compute what a variant does with the decoder's last states `(length, d_model)`."""
         return states
 
-    def input(self, side, ids):
-        config = self.config
+    def embed(self, side, ids):
         x = self.weights[f"model.{side}.embed_tokens.weight"][ids]
-        x = x * config.d_model**0.5 if config.scale_embedding else x.clone()
-        kind = config.position_embedding_type if getattr(config, f"{side}_position_embeddings") else "none"
-        for position in range(len(ids)):
-            for i in range(config.d_model // 2):
-                last = config.d_model - 2 if kind == "tensor2tensor" else config.d_model
-                angle = position / 10000 ** (2 * i / last)
-                sine, cosine = math.sin(angle), math.cos(angle)
-                halves = (i, config.d_model // 2 + i)
+        return x * self.config.d_model**0.5 if self.config.scale_embedding else x.clone()
+
+    def add_positions(self, side, x):
+        """Add sinusoids in place."""
+        kind = self.config.position_embedding_type if getattr(self.config, f"{side}_position_embeddings") else "none"
+        size = x.shape[1]
+        for position in range(len(x)):
+            for i in range(size // 2):
+                angle = position / 10000 ** (2 * i / (size - 2 if kind == "tensor2tensor" else size))
+                halves = (i, size // 2 + i)
                 places = {"sinusoidal": (2 * i, 2 * i + 1), "marian": halves, "tensor2tensor": halves}.get(kind)
                 if places:
-                    x[position, places[0]] += sine
-                    x[position, places[1]] += cosine
-        return x * self.factor("dropout")
+                    x[position, places[0]] += math.sin(angle)
+                    x[position, places[1]] += math.cos(angle)
+        return x
+
+    def input(self, side, ids):
+        return self.add_positions(side, self.embed(side, ids)) * self.factor("dropout")
 
     def logits(self, source, target):
         return self.decode(target, self.encode(source))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model_contract import ModelContract, ragged_batch
+from model_contract import ModelContract, gradients_of, ragged_batch, source_of
 from packaging import version
 from slow_transformer import (
     SlowTransformer,
@@ -53,8 +53,7 @@ class SlowBiARN(SlowTransformer):
         config = self.config
         self.evidence = []
         prefix = "model.encoder"
-        words = self.weights[f"{prefix}.embed_tokens.weight"][source] * config.d_model**0.5
-        words = words * self.factor("dropout")
+        words = self.embed("encoder", source) * self.factor("dropout")
         if config.recurrence_position_embeddings:
             words = self.input("encoder", source)
         encoded = None
@@ -273,8 +272,7 @@ def test_fast_steps_equal_reference(few, kind, cell, steps, stacked, frozen, mon
         gradients = [inputs.grad, *(p.grad.clone() for p in recurrence.parameters() if p.requires_grad)]
         results.append([states.detach(), attentions.detach(), *gradients])
         assert (own_mask is None) == (steps is not None)
-    for fast, slow in zip(*results, strict=True):
-        torch.testing.assert_close(fast, slow, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(*results, atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize("fields", [{"fusion_layers": "all"}, {"fusion_type": "gated_sum"}], ids=str)
@@ -322,8 +320,7 @@ def test_absorbed_projections_equal_plain_ones(fields, monkeypatch):
         model.zero_grad()
         outputs = model(**ragged_batch(), output_attentions=True)
         outputs.loss.backward()
-        gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-        results.append((outputs.logits, outputs.recurrence_cross_attentions, gradients))
+        results.append((outputs.logits, outputs.recurrence_cross_attentions, gradients_of(model)))
     torch.testing.assert_close(*results, atol=1e-12, rtol=1e-9)
 
 
@@ -341,7 +338,7 @@ def test_generation_with_absorbed_projections(fields, way, monkeypatch):
         monkeypatch.setattr(kernels_biarn_transformer, "few_positions", lambda *sizes, absorbed=absorbed: absorbed)
         torch.manual_seed(2)
         settings = {"max_new_tokens": 9, "return_dict_in_generate": True, "output_scores": True, **way}
-        results.append(model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], **settings))
+        results.append(model.generate(**source_of(batch), **settings))
     assert torch.equal(results[0].sequences, results[1].sequences)
     torch.testing.assert_close(results[0].scores, results[1].scores, atol=1e-10, rtol=1e-9)
     assert projected == ([] if "cache_implementation" in way else [3])
@@ -415,21 +412,16 @@ def test_compiled_and_plain_steps_share_a_cache():
     if version.parse(torch.__version__) < version.parse("2.8"):
         pytest.skip("torch 2.6 and 2.7 cannot follow transformers' own wrappers, not MarianMT's either")
     model = TestBiARNTransformer().model({"recurrence_steps": 2, "decoder_attention_heads": 2})
-    batch = ragged_batch()
-    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    source = source_of(ragged_batch())
     target = torch.randint(4, 30, (3, 6))
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():
         encoded, cache, steps = model.get_encoder()(**source), None, []
         for t in range(6):
-            outputs = (compiled if t % 2 else model)(
-                encoder_outputs=encoded,
-                attention_mask=source["attention_mask"],
-                decoder_input_ids=target[:, t : t + 1],
-                cache=cache,
-                use_cache=True,
-            )
+            given = {"encoder_outputs": encoded, "attention_mask": source["attention_mask"], "use_cache": True}
+            words = target[:, t : t + 1]
+            outputs = (compiled if t % 2 else model)(**given, decoder_input_ids=words, cache=cache)
             cache = outputs[CACHE]
             steps.append(outputs.logits)
         expected = model(**source, decoder_input_ids=target).logits

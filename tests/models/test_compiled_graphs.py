@@ -20,7 +20,7 @@ from compiled_graphs import (
     graphs_of_marian,
     needs_compiler,
 )
-from model_contract import TINY, scatter_parameters
+from model_contract import TINY, family_model, scatter_parameters
 from user_errors import rejects
 
 import recnmt_hf
@@ -34,19 +34,10 @@ from recnmt_hf.models.recurrent_layers import MaskedRNN, RecurrentLayer
 
 pytestmark = needs_compiler
 
-DROPOUTS = ["dropout", "attention_dropout", "activation_dropout"]
-
 
 def build(model_type, **fields):
-    torch.manual_seed(5)
-    family = FAMILIES[model_type]
-    small = {**TINY, "encoder_layers": 1, "decoder_layers": 1, **dict.fromkeys(DROPOUTS, 0.0), **family.small, **fields}
-    return family.load_class("ForConditionalGeneration")(family.load_class("Config")(**small)).double()
-
-
-def lengths_for(model_type):
-    """All lengths for the base Transformer; four are enough for what the others add."""
-    return ALL_LENGTHS if model_type == "nmt_transformer" else FEW_LENGTHS
+    sizes = {"encoder_layers": 1, **FAMILIES[model_type].small}
+    return family_model(model_type, **sizes, **fields).double()
 
 
 @pytest.mark.slow
@@ -55,7 +46,8 @@ def lengths_for(model_type):
     ("static", "dynamic"), [(False, True), (True, None)], ids=["growing cache, dynamic shapes", "static cache"]
 )
 def test_generation(static, dynamic, model_type):
-    settings = {"dynamic": dynamic, "lengths": lengths_for(model_type)}
+    # Four lengths are enough for what others add to the base Transformer.
+    settings = {"dynamic": dynamic, "lengths": ALL_LENGTHS if model_type == "nmt_transformer" else FEW_LENGTHS}
     expected = graphs_of_marian(count_generation, static, **settings)
     graphs, breaks = count_generation(scatter_parameters(build(model_type)).eval(), static, **settings)
     assert breaks == 0 and graphs <= expected
@@ -83,12 +75,6 @@ def test_kernels_of_the_default_backend():
     for batch in batches(lengths=[(7, 5), (9, 4), (4, 8)]):
         found, expected = (gradients_of(model, run, **batch) for run in (compiled, model))
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-
-
-def attentive_recurrence():
-    config = recnmt_hf.BiARNTransformerConfig(**{**TINY, "d_model": 8, "recurrence_steps": None})
-    config._attn_implementation = "sdpa"
-    return AttentiveRecurrence(config)
 
 
 RECURRENCES = {
@@ -141,7 +127,9 @@ def test_all_that_an_lstm_carries():
 
 def test_dropout_of_an_attentive_recurrence_with_a_step_for_each_word():
     """It is drawn outside of the steps, which the backward pass takes again."""
-    layer = scatter_parameters(attentive_recurrence()).double().train()
+    config = recnmt_hf.BiARNTransformerConfig(**{**TINY, "d_model": 8, "recurrence_steps": None})
+    config._attn_implementation = "sdpa"
+    layer = scatter_parameters(AttentiveRecurrence(config)).double().train()
     for direction in layer.directions:
         direction.attn.dropout = 0.5
     counter = GraphCounter.start()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from model_contract import TINY, VOCABULARY, ragged_batch, scatter_parameters
+from model_contract import VOCABULARY, family_model, gradients_of, ragged_batch, scatter_parameters
 from torch.func import functional_call, grad, vmap
 from user_errors import rejects
 
@@ -14,9 +14,7 @@ TIES = [(True, True), (True, False), (False, True), (False, False)]
 
 def tiny_model(model_type, **fields):
     """A tiny model in float64 with large random parameters."""
-    family = FAMILIES[model_type]
-    config = family.load_class("Config")(**TINY | family.small | fields)
-    return scatter_parameters(family.load_class("ForConditionalGeneration")(config).double().eval())
+    return scatter_parameters(family_model(model_type, **fields).double().eval())
 
 
 @pytest.mark.parametrize("share, tie", TIES)
@@ -55,10 +53,10 @@ def loss_of(model, return_logits):
     return loss
 
 
-def gradients_of(model, batch, return_logits):
+def backward(model, batch, return_logits):
     model.zero_grad()
     model(**batch, return_logits=return_logits).loss.backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return gradients_of(model)
 
 
 def assert_all_close(found, expected, tolerance):
@@ -75,7 +73,7 @@ def test_grad_equals_backward(model_type, fast, return_logits, monkeypatch):
     model, batch = tiny_model(model_type), ragged_batch()
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     found = grad(loss_of(model, return_logits))(parameters, batch)
-    assert_all_close(found, gradients_of(model, batch, return_logits), 1e-10)
+    assert_all_close(found, backward(model, batch, return_logits), 1e-10)
 
 
 @pytest.mark.parametrize("return_logits", [True, False], ids=["logits", "no-logits"])
@@ -92,7 +90,7 @@ def test_vmap_gives_the_gradients_of_each_sentence(model_type, fast, return_logi
     for index in range(3):
         row = {name: tensor[index] for name, tensor in rows.items()}
         own = {name: gradient[index] for name, gradient in found.items()}
-        assert_all_close(own, gradients_of(model, row, return_logits), 1e-9)
+        assert_all_close(own, backward(model, row, return_logits), 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from compiled_graphs import MOST_LENGTHS
-from model_contract import VOCABULARY, ModelContract, scatter_parameters
+from model_contract import VOCABULARY, ModelContract, gradients_of, scatter_parameters
 from slow_transformer import recurrent_step
 
 from recnmt_hf import GCNRNMTConfig, GCNRNMTForConditionalGeneration
@@ -69,9 +69,6 @@ class TestGCNRNMT(ModelContract):
         small = {"decoder_layers": 1, "num_relations": RELATIONS, "init_uniform": None}
         small |= {"readout_dropout": 0.0, "gcn_dropout": 0.0, "gcn_edge_dropout": 0.0}
         return super().config(**{**small, **fields})
-
-
-# -- equations --
 
 
 def build(seed=5, **fields):
@@ -204,11 +201,9 @@ def test_both_sums_have_the_same_gradients(fields, monkeypatch):
         monkeypatch.setenv("RECNMT_FAST_PATHS", fast)
         model.zero_grad()
         model(source, labels=source, **trees).loss.backward()
-        return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+        return gradients_of(model)
 
-    expected = gradients("0")
-    for name, gradient in gradients("auto").items():
-        torch.testing.assert_close(gradient, expected[name], atol=1e-10, rtol=1e-9)
+    torch.testing.assert_close(gradients("auto"), gradients("0"), atol=1e-10, rtol=1e-9)
 
 
 def test_one_edge_per_word_needs_no_third_dimension():
@@ -220,9 +215,6 @@ def test_one_edge_per_word_needs_no_third_dimension():
     several["dependency_heads"] = torch.stack([trees["dependency_heads"], torch.full((2, 6), -1)], 2)
     several["dependency_relations"] = torch.stack([trees["dependency_relations"], torch.full((2, 6), 3)], 2)
     torch.testing.assert_close(encoder(source, **several)[0], encoder(source, **trees)[0], atol=1e-10, rtol=0)
-
-
-# -- properties of the graph --
 
 
 @pytest.mark.parametrize("fields", [{}, CNN, BOW], ids=["birnn", "cnn", "bow"])
@@ -255,9 +247,6 @@ def test_padding_with_any_columns_changes_nothing(fields, side):
         gates = model(surrounded(source, 7, 8), mask, decoder_input_ids=target, output_attentions=True, **columns)
         for gate in gates.edge_gates:
             assert (gate.transpose(1, 2)[mask == 0] == 0).all()
-
-
-# -- edge dropout --
 
 
 def layer_and_inputs(**fields):
@@ -314,9 +303,6 @@ def test_dropout_acts_on_what_the_decoder_reads():
     assert 0.35 < is_kept.double().mean() < 0.65
 
 
-# -- precision --
-
-
 def test_many_messages_are_summed_in_float32():
     """A head with 600 dependents under bfloat16 autocast: each further message still counts."""
     count = 600
@@ -331,9 +317,6 @@ def test_many_messages_are_summed_in_float32():
     with torch.autocast("cpu", torch.bfloat16):
         found = layer.float()(states, edges, None)[0][0, 0]
     torch.testing.assert_close(found.double(), exact, rtol=0.01, atol=0)
-
-
-# -- columns --
 
 
 @pytest.mark.parametrize(
@@ -408,9 +391,6 @@ def test_gates_are_reported():
         assert build(**fields)(source, labels=source, output_attentions=True, **trees).edge_gates is None
 
 
-# -- sizes and baselines --
-
-
 def test_initial_values():
     torch.manual_seed(0)
     for fields in ({}, {"init_uniform": None, "init_std": 0.5}):
@@ -421,9 +401,6 @@ def test_initial_values():
                     assert parameter.tolist() == [1.0]
                 elif parameter.numel() > 500:
                     assert 0.008 < parameter.std() < 0.012 and parameter.mean().abs() < 0.002
-
-
-# -- the artificial task --
 
 
 @pytest.fixture(scope="module")

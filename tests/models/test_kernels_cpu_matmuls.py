@@ -43,8 +43,7 @@ def test_matmuls_equal_the_plain_ones(layout, bias, onednn):
         (output * torch.arange(40.0)).sum().backward()
         with torch.no_grad():
             found.append([output, run(*given), *(each.grad for each in given)])
-    for own, plain in zip(*found, strict=True):
-        torch.testing.assert_close(own, plain, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(*found, atol=1e-4, rtol=1e-5)
     assert len(onednn) == 4  # forward, both gradients, and without gradients
     left, right = torch.randn(30, 50).t(), torch.randn(20, 30).t()
     torch.testing.assert_close(fast_product(left, right), left @ right, atol=1e-4, rtol=1e-5)
@@ -109,8 +108,6 @@ def test_where_torch_multiplies(onednn, monkeypatch):
 @pytest.mark.parametrize("prefix", ["NMTTransformer", "BiARNTransformer", "GRET", "ONLSTMTransformer", "RNMT"])
 def test_a_model_trains_alike_with_onednn(prefix, onednn, monkeypatch):
     """The loss and every gradient, in all places that multiply."""
-    import recnmt_hf
-
     torch.manual_seed(2)
     config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=60)
     model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval()
@@ -127,8 +124,7 @@ def test_a_model_trains_alike_with_onednn(prefix, onednn, monkeypatch):
         assert bool(onednn) is True
         made = len(onednn)
     assert made == len(onednn) and made > 20
-    for own, plain in zip(*found, strict=True):
-        torch.testing.assert_close(own, plain, atol=2e-5, rtol=2e-3)
+    torch.testing.assert_close(*found, atol=2e-5, rtol=2e-3)
 
 
 @pytest.fixture

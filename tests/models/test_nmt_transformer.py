@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from compiled_graphs import ALL_LENGTHS, MOST_LENGTHS
-from model_contract import TINY, VOCABULARY, ModelContract, ragged_batch, scatter_parameters
+from model_contract import TINY, VOCABULARY, ModelContract, ragged_batch, scatter_parameters, source_of
 from safetensors.torch import load_file, save_file
 from slow_transformer import SlowTransformer, compare, multiply_instead_of_dropping, name_fields
 from torch.nn.attention.flex_attention import flex_attention
@@ -75,8 +75,8 @@ def check_equations(model):
 def test_tables_of_relative_positions(per_head):
     """One for each head or one for all, with 2 k + 1 rows; deviation of a head's width."""
     torch.manual_seed(3)
-    config = TestNMTTransformer().config(self_attention_type="relative")
-    attention = RelativeMultiHeadAttention(config, 64, 4, max_relative_positions=50, relative_per_head=per_head)
+    fields = {"self_attention_type": "relative", "max_relative_positions": 50, "relative_per_head": per_head}
+    attention = RelativeMultiHeadAttention(TestNMTTransformer().config(**fields), 64, 4)
     attention.initialize(Initialization(64))
     for table in (attention.relative_keys, attention.relative_values):
         assert table.shape == (4 if per_head else 1, 101, 16)
@@ -85,9 +85,9 @@ def test_tables_of_relative_positions(per_head):
 
 def test_relative_attention_makes_no_pairwise_vectors():
     """No tensor of query x key x head width appears on the way, forward or backward."""
-    config = TestNMTTransformer().config(self_attention_type="relative")
+    config = TestNMTTransformer().config(self_attention_type="relative", max_relative_positions=3)
     config._attn_implementation = "sdpa"
-    attention = RelativeMultiHeadAttention(config, 32, 4, max_relative_positions=3, relative_per_head=True)
+    attention = RelativeMultiHeadAttention(config, 32, 4)
     torch.nn.init.normal_(attention.relative_keys)
     torch.nn.init.normal_(attention.relative_values)
     length, largest = 50, 0
@@ -220,18 +220,7 @@ def test_flex_attention_equals_sdpa(prefix, monkeypatch):
         "transformers.integrations.flex_attention.compile_friendly_flex_attention",
         lambda query, key, value, training=False, **kwargs: flex_attention(query, key, value, **kwargs),
     )
-    config = getattr(recnmt_hf, f"{prefix}Config")(**{**TINY, "d_model": 64})
-    model = scatter_parameters(getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval(), 0.1)
-    batch = ragged_batch()
-    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    found = []
-    with torch.no_grad():
-        for implementation in ("sdpa", "flex_attention"):
-            model.set_attn_implementation(implementation)
-            tokens = [model.generate(**source, num_beams=beams, max_new_tokens=5) for beams in (1, 3)]
-            found.append((model(**batch).logits, *tokens))
-    torch.testing.assert_close(found[1][0], found[0][0], atol=1e-5, rtol=1e-5)
-    assert all(torch.equal(a, b) for a, b in zip(found[0][1:], found[1][1:], strict=True))
+    check_kernel(prefix, "flex_attention")
 
 
 @pytest.mark.parametrize("prefix", ["NMTTransformer", "GRET"])
@@ -250,17 +239,20 @@ def test_flash_attention_reads_no_memory(prefix, monkeypatch):
         return eager_attention_forward(module, query, key, value, mask, **kwargs)
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", flash)
-    config = getattr(recnmt_hf, f"{prefix}Config")(**TINY)
+    check_kernel(prefix, "flash_attention_2")
+
+
+def check_kernel(prefix, kernel):
+    """Logits and translations are those of sdpa."""
+    config = getattr(recnmt_hf, f"{prefix}Config")(**{**TINY, "d_model": 64})
     model = scatter_parameters(getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval(), 0.1)
     batch, found = ragged_batch(), []
-    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
-        for implementation in ("sdpa", "flash_attention_2"):
+        for implementation in ("sdpa", kernel):
             model.config._attn_implementation = implementation
-            tokens = [model.generate(**source, num_beams=beams, max_new_tokens=5) for beams in (1, 3)]
+            tokens = [model.generate(**source_of(batch), num_beams=beams, max_new_tokens=5) for beams in (1, 3)]
             found.append((model(**batch).logits, *tokens))
-    torch.testing.assert_close(found[1][0], found[0][0], atol=1e-5, rtol=1e-5)
-    assert all(torch.equal(a, b) for a, b in zip(found[0][1:], found[1][1:], strict=True))
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
 
 
 def test_a_warm_start_reports_what_it_did(monkeypatch, tmp_path):

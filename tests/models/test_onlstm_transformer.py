@@ -3,12 +3,11 @@
 import pytest
 import torch
 from gradients import check_gradients
-from model_contract import ModelContract, ragged_batch
+from model_contract import ModelContract
 from slow_transformer import SlowTransformer, compare, multiply_instead_of_dropping, name_fields, recurrent_step
 
 from recnmt_hf import ONLSTMTransformerConfig, ONLSTMTransformerForConditionalGeneration
 from recnmt_hf.models import kernels_onlstm_transformer
-from recnmt_hf.models import modeling_onlstm_transformer as modeling
 from recnmt_hf.models.configuration_onlstm_transformer import ENCODERS
 from recnmt_hf.models.kernels_onlstm_transformer import ONLSTMSteps
 from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM, ONLSTMLayer, on_lstm_reference
@@ -49,8 +48,7 @@ class SlowHybrid(SlowTransformer):
         config = self.config
         if side == "decoder" or config.encoder_layer_types[0] == "attention" or config.rnn_input_position_embeddings:
             return super().input(side, ids)
-        x = self.weights["model.encoder.embed_tokens.weight"][ids]
-        return (x * config.d_model**0.5 if config.scale_embedding else x) * self.factor("dropout")
+        return self.embed(side, ids) * self.factor("dropout")
 
     def encode(self, source):
         config, n = self.config, len(source)
@@ -242,6 +240,8 @@ def test_fast_steps_equal_the_reference(length, chunk, dtype, tolerance):
 def test_fast_layer_equals_the_reference(monkeypatch):
     """Ragged and full batches, in both directions, autocast too: states, their ends, and all gradients."""
     torch.manual_seed(1)
+    calls, steps = [], ONLSTMSteps.apply
+    monkeypatch.setattr(ONLSTMSteps, "apply", lambda *args: calls.append(len(args)) or steps(*args))
     rnn = ONLSTM(2, 16, 16, bidirectional=True)
     for parameter in rnn.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -261,6 +261,7 @@ def test_fast_layer_equals_the_reference(monkeypatch):
                 tolerance = 2e-5 if dtype == torch.float32 else 0.05
                 largest = float(plain.abs().max())
                 torch.testing.assert_close(own.float() / largest, plain.float() / largest, atol=tolerance, rtol=0)
+    assert calls == [10] * 6, "both directions in one call, with fast paths alone"
 
 
 @pytest.mark.parametrize("directions", [1, 2])
@@ -309,19 +310,6 @@ def test_cumulative_sums_are_float32_whatever_the_type_outside():
     distance = layer(inputs, measured=torch.zeros(1, 1, 512, dtype=torch.bfloat16))
     assert distance.dtype == torch.float32
     torch.testing.assert_close(distance, torch.tensor([[1 - 513 / 1024]]))
-
-
-def test_the_fast_path_can_be_switched_off(monkeypatch):
-    calls = []
-    steps = ONLSTMSteps.apply
-    monkeypatch.setattr(modeling.ONLSTMSteps, "apply", lambda *args: calls.append(len(args)) or steps(*args))
-    model = TestONLSTMTransformer().model()
-    monkeypatch.delenv("RECNMT_FAST_PATHS", raising=False)
-    expected = model(**ragged_batch()).logits
-    assert calls == [10]  # both directions in one call
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-    torch.testing.assert_close(model(**ragged_batch()).logits, expected, atol=1e-10, rtol=0)
-    assert calls == [10]
 
 
 @pytest.mark.parametrize(

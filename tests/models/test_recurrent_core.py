@@ -182,13 +182,13 @@ def test_recurrent_layer_rolls_back_what_it_recorded():
     layer.update_states(state=states[:, 2:5])
     assert layer.get_seq_length() == 5
     layer.crop(-2)
-    assert layer.get_seq_length() == 3 and torch.equal(layer.get_state(), states[:, 2])
+    assert layer.get_seq_length() == 3 and torch.equal(layer.states.get("state"), states[:, 2])
     layer.update_states(state=states[:, 3:4])
-    assert torch.equal(layer.get_state(), states[:, 3])
+    assert torch.equal(layer.states.get("state"), states[:, 3])
     with rejects("Call activate_past_recording() before"):
         layer.roll_back(3)  # one of them came before
     layer.reset()
-    assert layer.get_seq_length() == 0 and layer.get_state() is None and layer.keys is None
+    assert layer.get_seq_length() == 0 and layer.states.get("state") is None and layer.keys is None
 
 
 @pytest.mark.parametrize("layer_class", [RecurrentStateLayer, StaticRecurrentStateLayer])
@@ -201,12 +201,12 @@ def test_rolling_back_nothing_and_everything(layer_class):
     states = torch.randn(1, 3, 2)
     layer.update_states(state=states)
     layer.roll_back(0)
-    assert layer.get_seq_length() == 3 and torch.equal(layer.get_state(), states[:, -1])
+    assert layer.get_seq_length() == 3 and torch.equal(layer.states.get("state"), states[:, -1])
     layer.roll_back(3)
-    assert layer.get_seq_length() == 0 and layer.get_state() is None
+    assert layer.get_seq_length() == 0 and layer.states.get("state") is None
     layer.update_states(state=states[:, :2])
     layer.roll_back(1)
-    assert layer.get_seq_length() == 1 and torch.equal(layer.get_state(), states[:, 0])
+    assert layer.get_seq_length() == 1 and torch.equal(layer.states.get("state"), states[:, 0])
     layer.roll_back(1)
     assert layer.get_seq_length() == 0
 
@@ -219,7 +219,7 @@ def test_keys_and_states_are_cut_and_moved_together():
     def check(rows, length):
         assert layer.get_seq_length() == length
         assert torch.equal(layer.keys, keys[rows, :, :length]) and torch.equal(layer.values, -layer.keys)
-        assert torch.equal(layer.get_state(), states[rows, length - 1])
+        assert torch.equal(layer.states.get("state"), states[rows, length - 1])
 
     layer.update(keys, -keys)
     layer.update_states(state=states)
@@ -234,16 +234,6 @@ def test_keys_and_states_are_cut_and_moved_together():
     check([2, 2, 0, 0], 1)
 
 
-def filled_sources(keys, beams, num_layers=1):
-    """Return the memories of a cache with these keys in each layer."""
-    sources = SourceMemoryCache(num_layers)
-    for layer in sources.layers:
-        layer.store("encoder", keys, -keys)
-        layer.store("recurrence", keys + 2, keys + 3)
-    sources.beams = beams
-    return sources
-
-
 def test_joined_caches_have_the_rows_of_both():
     """Layers of transformers and of this package; shorter memories are filled up, and all beams have their source."""
     states, keys, memory = torch.randn(5, 3, 2), torch.randn(5, 1, 3, 4), torch.randn(3, 1, 6, 4)
@@ -256,7 +246,10 @@ def test_joined_caches_have_the_rows_of_both():
         recurrent.update_states(h=states[rows], c=-states[rows])
         attending.update(keys[rows], -keys[rows])
         attending.update_states(h=states[rows])
-        return EncoderDecoderCache(own, filled_sources(memory[sources, :, :length], beams=1))
+        kept, values = SourceMemoryCache(1), memory[sources, :, :length]
+        kept.layers[0].store("encoder", values, -values)
+        kept.layers[0].store("recurrence", values + 2, values + 3)
+        return EncoderDecoderCache(own, kept)
 
     first, second = cache_of([0, 1], [0, 1], 4), cache_of([2], [2], 6)
     for cache in (first, second):
@@ -268,8 +261,8 @@ def test_joined_caches_have_the_rows_of_both():
     plain, recurrent, attending, empty = first.self_attention_cache.layers
     for layer in (plain, attending):
         assert torch.equal(layer.keys, keys[rows]) and torch.equal(layer.values, -keys[rows])
-    assert torch.equal(recurrent.get_state("c"), -states[rows, -1]) and not empty.is_initialized
-    assert torch.equal(attending.get_state("h"), states[rows, -1])
+    assert torch.equal(recurrent.states.get("c"), -states[rows, -1]) and not empty.is_initialized
+    assert torch.equal(attending.states.get("h"), states[rows, -1])
     kept = first.cross_attention_cache
     expected = memory.clone()
     expected[:2, :, 4:] = 0

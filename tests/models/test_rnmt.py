@@ -4,7 +4,7 @@ import pytest
 import torch
 from compiled_graphs import MOST_LENGTHS
 from gradients import check_gradients
-from model_contract import VOCABULARY, ModelContract, ragged_batch, scatter_parameters
+from model_contract import VOCABULARY, ModelContract, gradients_of, pad, ragged_batch, scatter_parameters, source_of
 from slow_transformer import multiply_instead_of_dropping, recurrent_step
 
 from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
@@ -43,9 +43,6 @@ class TestRNMT(ModelContract):
         relations = {"relation_conv_channels": [6], "relation_hidden_size": 8}
         small = {"decoder_layers": 1, "readout_dropout": 0.0, "init_uniform": None, **relations}
         return super().config(**{**small, **fields})
-
-
-# -- equations --
 
 
 def leaky(x):
@@ -314,23 +311,14 @@ def test_padding_changes_nothing_in_training():
     for amount in (0, 4):
         model = scattered({}, training=True)
         more = torch.full((3, amount), 9)
-        padded = {
-            "input_ids": torch.cat([more, batch["input_ids"], more], 1),
-            "attention_mask": torch.cat([0 * more, batch["attention_mask"], 0 * more], 1),
-            "labels": batch["labels"],
-        }
-        loss = model(**padded).loss
+        ids = torch.cat([more, batch["input_ids"], more], 1)
+        mask = torch.cat([0 * more, batch["attention_mask"], 0 * more], 1)
+        loss = model(ids, mask, labels=batch["labels"]).loss
         loss.backward()
-        results.append((loss.detach(), dict(model.named_parameters()), dict(model.named_buffers())))
-    torch.testing.assert_close(results[0][0], results[1][0], atol=1e-12, rtol=0)
-    for name, parameter in results[0][1].items():
-        if "embed_tokens" not in name:
-            torch.testing.assert_close(parameter.grad, results[1][1][name].grad, atol=1e-11, rtol=0)
-    for name, buffer in results[0][2].items():
-        torch.testing.assert_close(buffer, results[1][2][name], atol=1e-12, rtol=0)
-
-
-# -- fast paths against plain ones --
+        gradients = {name: each for name, each in gradients_of(model).items() if "embed_tokens" not in name}
+        results.append((loss.detach(), dict(model.named_buffers()), gradients))
+    torch.testing.assert_close(*(each[:2] for each in results), atol=1e-12, rtol=0)
+    torch.testing.assert_close(*(each[2] for each in results), atol=1e-11, rtol=0)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
@@ -357,10 +345,9 @@ def test_fast_paths_equal_plain_ones(name, training, monkeypatch):
             loss = model(**batch, decoder_attention_mask=mask).loss
             loss.backward()
             assert {name.endswith("_reference") for name in calls} == {fast == "0"}
-            results.append((loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}))
+            results.append((loss.detach(), gradients_of(model)))
         torch.testing.assert_close(results[0][0], results[1][0], atol=1e-12, rtol=0)
-        for parameter, gradient in results[0][1].items():
-            torch.testing.assert_close(gradient, results[1][1][parameter], atol=1e-11, rtol=1e-9)
+        torch.testing.assert_close(results[0][1], results[1][1], atol=1e-11, rtol=1e-9)
 
 
 @pytest.mark.parametrize("fast", ["1", "0"], ids=["fast", "plain"])
@@ -536,32 +523,24 @@ def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(training, monkeypatch
     assert largest < min(pairs, energies) / 2, (largest, pairs, energies)
 
 
-# -- evidence --
-
-
 def test_hidden_states_are_what_they_are_called():
     """Encoder: e, the layers' inputs and the annotations, in the order of the words; decoder: y, s and t."""
     model = scattered({})
     batch = ragged_batch(LENGTHS, TARGETS)
     target = model.prepare_decoder_input_ids_from_labels(batch["labels"])
-    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    inputs = source_of(batch)
     outputs = model.model(**inputs, decoder_input_ids=target, output_hidden_states=True, use_cache=True)
     words, states, readout = outputs.decoder_hidden_states
     assert torch.equal(words, model.model.decoder.embed_tokens(target))
     assert torch.equal(readout, outputs.last_hidden_state)
-    assert torch.equal(outputs[CACHE].self_attention_cache.layers[0].get_state(), states[:, -1])
+    assert torch.equal(outputs[CACHE].self_attention_cache.layers[0].states.get("state"), states[:, -1])
     encoded = outputs.encoder_hidden_states
     assert len(encoded) == 5 and torch.equal(encoded[-1], outputs.encoder_last_hidden_state)
     real = batch["attention_mask"] == 1
     assert torch.equal(encoded[0][real], model.model.encoder.embed_tokens(batch["input_ids"])[real])
-    pads = torch.full((3, 2), 9)
-    shifted = model.get_encoder()(
-        torch.cat([pads, batch["input_ids"]], 1),
-        torch.cat([0 * pads, batch["attention_mask"]], 1),
-        output_hidden_states=True,
-    ).hidden_states
-    for one, other in zip(encoded, shifted, strict=True):
-        torch.testing.assert_close(one, other[:, 2:], atol=1e-12, rtol=0)
+    ids, mask = pad(batch["input_ids"], "left", 2, 9), pad(batch["attention_mask"], "left", 2, 0)
+    shifted = model.get_encoder()(ids, mask, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(encoded, tuple(other[:, 2:] for other in shifted), atol=1e-12, rtol=0)
     assert model.get_encoder()(**inputs).hidden_states is None
 
 
@@ -572,16 +551,12 @@ def test_relation_scores_are_lengths_of_relations():
     scores = encoder(batch["input_ids"], batch["attention_mask"], output_attentions=True).relation_scores
     assert [tuple(score.shape) for score in scores] == [(3, 7, 7)] * 2
     assert (scores[0][1, 4:] == 0).all() and (scores[0][1, :, 4:] == 0).all() and (scores[0][1, :4, :4] > 0).all()
-    left = torch.cat([0 * batch["input_ids"][:, :2], batch["input_ids"]], 1)
-    mask = torch.cat([0 * batch["attention_mask"][:, :2], batch["attention_mask"]], 1)
+    left, mask = pad(batch["input_ids"], "left", 2, 0), pad(batch["attention_mask"], "left", 2, 0)
     shifted = encoder(left, mask, output_attentions=True).relation_scores
     torch.testing.assert_close(shifted[1][:, 2:, 2:], scores[1])
     assert encoder(batch["input_ids"]).relation_scores is None
     outputs = model(**batch, output_attentions=True)
     torch.testing.assert_close(outputs.relation_scores[1], scores[1])
-
-
-# -- sizes and settings --
 
 
 def test_initialization_of_the_paper():
@@ -605,5 +580,4 @@ def test_checkpointing_counts_a_batch_once_in_the_norms():
         model(**batch).loss.backward()
         averages.append({name: buffer.clone() for name, buffer in model.named_buffers() if "running" in name})
     assert averages[0]
-    for name, buffer in averages[0].items():
-        assert torch.equal(buffer, averages[1][name]), name
+    torch.testing.assert_close(*averages, atol=0, rtol=0)

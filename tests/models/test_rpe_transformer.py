@@ -1,7 +1,5 @@
 """Recurrent positional embeddings: the contract, and every reading of the paper against a slow reference."""
 
-import math
-
 import pytest
 import torch
 from model_contract import ModelContract
@@ -118,17 +116,9 @@ class SlowRPE(SlowTransformer):
         kind = config.position_embedding_type if getattr(config, f"{side}_position_embeddings") else "none"
         if config.rpe_type is None or size == 0 or not (recurs or (kind != "none" and size < width)):
             return super().input(side, ids)
-        x = self.weights[f"model.{side}.embed_tokens.weight"][ids]
-        x = x * width**0.5 if config.scale_embedding else x.clone()
-        plain, recurrent = x[:, : width - size].clone(), x[:, width - size :]
         channels = width - size
-        for position in range(len(ids)):
-            for i in range(channels // 2):
-                angle = position / 10000 ** (2 * i / channels)
-                places = {"sinusoidal": (2 * i, 2 * i + 1), "marian": (i, channels // 2 + i)}.get(kind)
-                if places:
-                    plain[position, places[0]] += math.sin(angle)
-                    plain[position, places[1]] += math.cos(angle)
+        plain, recurrent = self.embed(side, ids).split([channels, size], dim=1)
+        plain = self.add_positions(side, plain.clone())
         if recurs:
             recurrent = torch.stack(self.recurrent_positions(side, list(recurrent)))
             self.positions[side] = recurrent

@@ -3,49 +3,32 @@
 import pytest
 import torch
 from accelerate import cpu_offload
-from model_contract import TINY, scatter_parameters
+from model_contract import family_model, scatter_parameters
 from torch import nn
 from transformers import DynamicCache, EncoderDecoderCache
 
 from recnmt_hf.families import FAMILIES
 
 
-DROPOUTS = ["dropout", "attention_dropout", "activation_dropout"]
 SOURCE, TARGET = torch.tensor([[5, 6, 7, 8, 2], [9, 5, 2, 0, 0]]), torch.tensor([[1, 5, 6, 7], [1, 8, 9, 5]])
 MASK = (SOURCE != 0).long()
 RECURRENT = ["rnmt", "vrnmt", "gcn_rnmt"]
-# Layers whose weights fast paths read.
 
 
-def build(model_type, seed=5, scatters=True, **fields):
-    torch.manual_seed(seed)
-    family = FAMILIES[model_type]
-    small = {**TINY, "encoder_layers": 2, "decoder_layers": 1, **dict.fromkeys(DROPOUTS, 0.0), **family.small, **fields}
-    model = family.load_class("ForConditionalGeneration")(family.load_class("Config")(**small)).eval()
-    if scatters:
-        scatter_parameters(model)
-    return model
+def build(model_type, **settings):
+    return scatter_parameters(family_model(model_type, **settings).eval())
 
 
 def inputs_of(model_type):
     trees = {"dependency_heads": torch.tensor([[1, 2, -1, 2, 3], [1, -1, 1, -1, -1]])}
-    return {
-        "input_ids": SOURCE,
-        "attention_mask": MASK,
-        "decoder_input_ids": TARGET,
-        **(trees if model_type == "gcn_rnmt" else {}),
-    }
+    inputs = {"input_ids": SOURCE, "attention_mask": MASK, "decoder_input_ids": TARGET}
+    return inputs | (trees if model_type == "gcn_rnmt" else {})
 
 
-@pytest.mark.parametrize(
-    ("model_type", "layer"),
-    [
-        ("nmt_transformer", "v_proj"),
-        ("rnmt", "pair_layers.0"),
-        ("biarn_transformer", "q_proj"),
-        ("gret", "capsule_proj"),
-    ],
-)
+LAYERS = {"nmt_transformer": "v_proj", "rnmt": "pair_layers.0", "biarn_transformer": "q_proj", "gret": "capsule_proj"}
+
+
+@pytest.mark.parametrize(("model_type", "layer"), LAYERS.items())
 def test_compiled_models_have_their_adapters(model_type, layer):
     peft = pytest.importorskip("peft", reason="the package peft is not installed")
     model = peft.get_peft_model(build(model_type), peft.LoraConfig(target_modules=[layer], r=2, lora_alpha=32))
@@ -67,7 +50,7 @@ def test_compiled_models_have_their_adapters(model_type, layer):
 def test_gradients_pass_frozen_layers(model_type, monkeypatch):
     """Only the embeddings are trained: fast kernels pass the gradient on as the reference does."""
     sizes = {} if model_type == "gret" else {"d_model": 128}
-    model, gradients = build(model_type, scatters=False, **sizes), []
+    model, gradients = family_model(model_type, **sizes).eval(), []
     model.requires_grad_(False)
     embeddings = model.get_input_embeddings().weight.requires_grad_(True)
     inputs = {name: value.repeat(8, 1) for name, value in inputs_of(model_type).items()}  # batches for wide kernels

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from gradients import check_gradients
-from model_contract import ModelContract, pad, ragged_batch
+from model_contract import ModelContract, gradients_of, pad, ragged_batch
 from test_rnmt import SlowRNMT
 from transformers import GenerationConfig
 from user_errors import rejects
@@ -42,9 +42,6 @@ class TestVRNMT(ModelContract):
         small = {"decoder_layers": 1, "readout_dropout": 0.0, "init_uniform": None}
         small |= {"relation_conv_channels": [6], "relation_hidden_size": 8, "relation_batch_norm": False}
         return super().config(**{**small, **fields})
-
-
-# -- equations --
 
 
 class SlowVRNMT(SlowRNMT):
@@ -215,12 +212,9 @@ def test_fast_paths_equal_plain_ones(name, training, monkeypatch):
             torch.manual_seed(4)
             loss = model(**batch, decoder_attention_mask=mask, return_logits=False).loss
             loss.backward()
-            gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-            results.append((loss.detach(), gradients))
+            results.append((loss.detach(), gradients_of(model)))
         torch.testing.assert_close(results[0][0], results[1][0], atol=1e-11, rtol=1e-12)
-        assert results[0][1].keys() == results[1][1].keys()
-        for parameter, gradient in results[0][1].items():
-            torch.testing.assert_close(gradient, results[1][1][parameter], atol=1e-9, rtol=1e-8)
+        torch.testing.assert_close(results[0][1], results[1][1], atol=1e-9, rtol=1e-8)
 
 
 @pytest.mark.parametrize("conditional", [True, False])
@@ -237,14 +231,8 @@ def test_steps_pass_gradcheck(conditional, kind):
     kept = torch.rand(steps, rows, 1) > 0.3
     noise = random(steps, rows, size).detach() if kind == "drawn" else None
     word = (random(3 * width, width), random(3 * width)) if conditional else (None, None)
-    weights = (
-        *word,
-        random(width, width),
-        random(width),
-        random(3 * width, width),
-        random(3 * width),
-        random(3 * width),
-    )
+    weights = (*word, random(width, width), random(width))
+    weights = (*weights, random(3 * width, width), random(3 * width), random(3 * width))
     moments = 2 * size if kind == "drawn" else size
     latent = (random(hidden, width), random(moments, hidden), random(moments))
     latent = (*latent, random(width, size), random(width), random(3 * width, width))
@@ -259,9 +247,6 @@ def test_steps_pass_gradcheck(conditional, kind):
             return AttentionalSteps.apply(SavedSteps(kernels_vrnmt.LatentPart), *inputs)
 
         check_gradients(run, (*tensors, *weights, *(() if kind == "given" else latent)))
-
-
-# -- training --
 
 
 def test_weight_rises_with_the_training_step(monkeypatch):
@@ -324,13 +309,11 @@ def test_padding_changes_no_term_of_the_training_loss(name, side, monkeypatch):
             decoder_attention_mask=pad(target_mask, side, amount, 0),
         )
         outputs.loss.backward()
-        results.append((outputs.loss.detach(), outputs.kl.detach(), dict(model.named_parameters())))
+        gradients = {name: each for name, each in gradients_of(model).items() if "embed_tokens" not in name}
+        results.append((outputs.loss.detach(), outputs.kl.detach(), gradients))
         monkeypatch.undo()
-    for one, other in zip(results[0][:2], results[1][:2], strict=True):
-        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
-    for parameter, tensor in results[0][2].items():
-        if "embed_tokens" not in parameter:
-            torch.testing.assert_close(tensor.grad, results[1][2][parameter].grad, atol=1e-10, rtol=1e-9)
+    torch.testing.assert_close(*(each[:2] for each in results), atol=1e-12, rtol=0)
+    torch.testing.assert_close(*(each[2] for each in results), atol=1e-10, rtol=1e-9)
 
 
 @pytest.mark.parametrize("settings", [{}, {"return_logits": False}], ids=["logits", "chunked"])
@@ -338,15 +321,14 @@ def test_accumulated_training_loss_equals_one_batch(settings, monkeypatch):
     model, batch = scattered({}, training=True), ragged_batch(LENGTHS, TARGETS)
     noise = fix_noise(monkeypatch, model, batch)
     model(**batch, **settings).loss.backward()
-    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    expected = gradients_of(model)
     model.zero_grad()
     count = (batch["labels"] != -100).sum()
     for i in range(3):
         monkeypatch.setattr(modeling_vrnmt.VRNMTDecoder, "draw_noise", lambda *args, i=i: noise[i : i + 1])
         part = {name: tensor[i : i + 1] for name, tensor in batch.items()}
         model(**part, num_items_in_batch=count, **settings).loss.backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], atol=1e-10, rtol=1e-8)
+    torch.testing.assert_close(gradients_of(model), expected, atol=1e-10, rtol=1e-8)
 
 
 def test_dropped_words_are_zeros():
@@ -385,9 +367,6 @@ def test_unused_latent_variables_are_reported_after_annealing():
     assert model.training_warning({"kl": 0.009}) is not None
 
 
-# -- start from a baseline --
-
-
 @pytest.mark.parametrize(
     "fields", [{}, RNNSEARCH, {"latent_level": "sentence"}, {"latent_readout": True}, {"relation_layers": 1}], ids=str
 )
@@ -408,9 +387,6 @@ def test_a_model_starts_as_its_baseline(fields):
     torch.nn.init.ones_(trained.model.decoder.recurrence.latent_gates.weight)
     assert again.init_from_baseline(trained).fresh == []
     assert (again.model.decoder.recurrence.latent_gates.weight == 1).all()
-
-
-# -- generation --
 
 
 def test_samples_are_drawn_for_each_step():

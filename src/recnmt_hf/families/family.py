@@ -19,8 +19,6 @@ COMBINATIONS: Mapping[str, Mapping[str, Any]] = {
     "SSRU decoder": {"decoder_autoregression": "ssru"},
     "average-attention decoder": {"decoder_autoregression": "average_attention"},
 }
-# The probing tasks of Conneau et al. (2018), by the names in the papers' tables.
-PROBING_TASKS = ("SeLen", "WC", "TrDep", "ToCo", "BShif", "Tense", "SubN", "ObjN", "SoMo", "CoIn")
 
 
 @dataclass(frozen=True)
@@ -43,9 +41,15 @@ class PaperTask:
     metric: str  # of the scores
     tests: tuple[str, ...]  # test sets
 
-    def table(self, name: str, size: str, *rows: PaperRow, **fields: Any) -> PaperTable:
+    def table(self, name: str, *rows: PaperRow, **fields: Any) -> PaperTable:
         """Return a table with these rows, and further fields of [`PaperTable`]."""
-        return PaperTable(name, self, size, rows, **fields)
+        return PaperTable(name, self, rows, **fields)
+
+
+# Data of several papers. The tasks of Conneau et al. (2018) have the names of the papers' tables.
+TASKS = ("SeLen", "WC", "TrDep", "ToCo", "BShif", "Tense", "SubN", "ObjN", "SoMo", "CoIn")
+PROBING = PaperTask("ten probing tasks", ("en", "de"), "accuracy", TASKS)
+WMT14 = PaperTask("WMT14", ("en", "de"), "BLEU", ("newstest2014",))
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,8 @@ class PaperTable:
 
     name: str  # e.g. "table 1"
     task: PaperTask
-    size: str  # the preset that it corresponds to
     rows: tuple[PaperRow, ...]  # the first row is the baseline
+    size: str = "base"  # the preset that it corresponds to
     proposed: str = ""  # name of the paper's own model; empty for the last row
     kind: Literal["main", "ablation", "analysis"] = "main"
     note: str = ""  # an error or contradiction of the paper
@@ -83,18 +87,15 @@ class PaperTable:
         """Return the row of a model, or `None`."""
         return next((row for row in self.rows if row.system == system), None)
 
-    def differences(self, row: PaperRow) -> tuple[float, ...]:
-        """Return the scores of a row minus those of the first row."""
-        return tuple(round(score - base, 2) for score, base in zip(row.scores, self.baseline.scores, strict=True))
-
     def texts(self, system: str) -> tuple[str, str]:
         """Return scores and differences to the first row as text; empty for a model that is not in the table."""
         row = self.row(system)
         if row is None:
             return "", ""
         digits = next(n for n in (0, 1, 2) if n == 2 or all(round(x, n) == x for row in self.rows for x in row.scores))
-        differences = "" if row is self.baseline else " / ".join(f"{x:+.{digits}f}" for x in self.differences(row))
-        return " / ".join(f"{score:.{digits}f}" for score in row.scores), differences
+        differences = [round(x - base, 2) for x, base in zip(row.scores, self.baseline.scores, strict=True)]
+        of_row = "" if row is self.baseline else " / ".join(f"{x:+.{digits}f}" for x in differences)
+        return " / ".join(f"{score:.{digits}f}" for score in row.scores), of_row
 
 
 @dataclass(frozen=True)

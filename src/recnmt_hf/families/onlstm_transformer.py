@@ -1,15 +1,11 @@
 """LSTM, ON-LSTM and self-attention encoders."""
 
-from .family import COMBINATIONS, PROBING_TASKS, Family, PaperRow, PaperTask, Subject
+from .family import COMBINATIONS, PROBING, WMT14, Family, PaperRow, Subject
 
-
-WMT14 = PaperTask("WMT14", ("en", "de"), "BLEU", ("newstest2014",))
-PROBING = PaperTask("ten probing tasks", ("en", "de"), "accuracy", PROBING_TASKS)
 
 TABLES = (
     WMT14.table(
         "tables 1 and 2",
-        "base",
         PaperRow("attention", (27.31,), parameters=88),
         PaperRow("lstm", (27.23,), parameters=97),
         PaperRow("onlstm", (27.44,), parameters=110),
@@ -25,13 +21,12 @@ TABLES = (
     ),
     WMT14.table(
         "table 1",
-        "big",
         PaperRow("attention", (28.58,), parameters=264),
         PaperRow("hybrid with short-cut", (29.30,), "< .01", parameters=308),
+        size="big",
     ),
     PROBING.table(
         "table 3",
-        "base",
         PaperRow("attention, final", (92.71, 81.79, 44.78, 84.53, 52.66, 84.76, 85.18, 81.45, 49.87, 68.97)),
         PaperRow("onlstm, final", (90.70, 76.42, 52.58, 86.32, 82.68, 86.00, 85.44, 86.78, 49.54, 72.03)),
         PaperRow("hybrid, recurrent", (91.94, 90.38, 51.19, 86.29, 81.79, 83.88, 85.56, 85.72, 49.23, 72.06)),

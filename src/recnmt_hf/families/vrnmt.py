@@ -8,9 +8,9 @@ from .rnmt import NIST
 TABLES = (
     NIST.table(
         "table 1",
-        "zh_en",
         PaperRow("RNNsearch*", (37.93, 40.53, 36.65, 35.80, 37.73)),
         PaperRow("VRNMT", (38.08, 41.07, 36.82, 36.72, 38.17)),
+        size="zh_en",
         note="Printed by Zhang et al. (2018), the paper of RNMT.",
     ),
 )

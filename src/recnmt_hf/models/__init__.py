@@ -24,12 +24,10 @@ which are imported where Triton is installed (`try: import triton`). All other f
 4. The output layer makes logits, or the loss is computed without them. Extra outputs reach the result by their names.
 
 There are two masks. The *token mask* has the shape `(batch_size, length)`, 1 keeps; it is the `attention_mask` that
-users pass. The *kernel mask* is the same in the form that the attention kernels expect. Where both occur they are
-named `token_mask` and `kernel_mask`.
+users pass. The *kernel mask* is the same in the form that the attention kernels expect.
 
-**Generation.** `cache` is transformers' `EncoderDecoderCache`. Its self-attention part holds keys, values
-and recurrent states (`cache_layer_types` of the configuration), its cross-attention part the projected memories and
-what all layers share (`decoder_cache.py`).
+**Generation.** `cache` is transformers' `EncoderDecoderCache`: keys, values and recurrent states, and as the part of
+the cross-attention the projected memories and what all layers share (`decoder_cache.py`).
 
 **Fast paths** are chosen by fixed rules of device, data type and shape, in functions such as `takes_onednn`,
 `few_steps` and `saves_votes`. A reference is used where no rule applies, where parameters cannot be read directly
@@ -37,6 +35,5 @@ what all layers share (`decoder_cache.py`).
 While a model generates on the CPU, its linear layers keep a second copy of their weights (`pack_weights`).
 `quantize_model` skips the layers that `read_layers` of a module names, and sets `step_layers` and `input_layers`, the
 int8 matmuls of a recurrence. A hand-written backward pass derives from `CustomGradient`. A loop over words is a
-`graph_operator`, so that a compiled graph has one node for all lengths; in an exported graph it is a `scan`
-(`scan_steps`).
+`graph_operator`, so that a compiled graph has one node for all lengths; in an exported graph it is a `scan`.
 """

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar, Literal
 
 from .configuration_rnmt import RNMTConfig
-from .configuration_seq2seq import DERIVED, MOST_LAYERS, Filled, interval, probability, size, strict_config
+from .configuration_seq2seq import DERIVED, Filled, any_layers, probability, size, strict_config
 
 
 DIRECTIONS = ("in", "out", "loop")
@@ -51,13 +51,13 @@ class GCNRNMTConfig(RNMTConfig):
     }
 
     encoder_rnn_layout: Filled[Literal["concat", "stacked"]] = "concat"
-    relation_layers: Filled[int] = interval(0, MOST_LAYERS)(0)
+    relation_layers: Filled[int] = any_layers(0)
     decoder_type: Literal["conditional_gru", "rnnsearch"] = "rnnsearch"
     dropout: float | int = probability(0.2)
     readout_dropout: float | int = probability(0.2)
     encoder_type: Literal["birnn", "cnn", "bow"] = "birnn"
     cnn_kernel_size: int = size(5)
-    gcn_layers: int = interval(0, MOST_LAYERS)(2)
+    gcn_layers: int = any_layers(2)
     gcn_residual: bool | Literal["always"] = True
     gcn_gates: bool = True
     gcn_label_biases: bool = True

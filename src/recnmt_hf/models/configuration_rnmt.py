@@ -4,9 +4,9 @@ from typing import Any, ClassVar, Literal
 
 from .configuration_seq2seq import (
     DERIVED,
-    MOST_LAYERS,
     Filled,
     Seq2SeqConfig,
+    any_layers,
     interval,
     layer_count,
     positive,
@@ -93,7 +93,7 @@ class RNMTConfig(Seq2SeqConfig):
     decoder_type: Literal["conditional_gru", "rnnsearch"] = "conditional_gru"
     readout: Literal["maxout", "tanh"] = "maxout"
     readout_dropout: float | int = probability(0.5)
-    relation_layers: Filled[int] = interval(0, MOST_LAYERS)(DERIVED)
+    relation_layers: Filled[int] = any_layers(DERIVED)
     relation_conv_kernels: Filled[Numbers] = DERIVED
     relation_conv_channels: Filled[Numbers] = DERIVED
     relation_conv_mode: Literal["stacked", "parallel"] = "stacked"

@@ -4,7 +4,7 @@ import math
 from typing import Any, Literal
 
 from .configuration_nmt_transformer import NMTTransformerConfig
-from .configuration_seq2seq import DERIVED, LARGEST_SIZE, Filled, interval, strict_config
+from .configuration_seq2seq import DERIVED, Filled, any_size, strict_config
 
 
 @strict_config
@@ -38,7 +38,7 @@ class RPETransformerConfig(NMTTransformerConfig):
     model_type = "rpe_transformer"
 
     rpe_type: Literal["rpehead", "mprhead"] | None = "mprhead"
-    rpe_dim: Filled[int] = interval(0, LARGEST_SIZE)(DERIVED)
+    rpe_dim: Filled[int] = any_size(DERIVED)
     rpe_encoder: bool = True
     rpe_decoder: bool = True
     rpe_cell: Literal["rnn", "gru", "lstm", "sru"] = "rnn"

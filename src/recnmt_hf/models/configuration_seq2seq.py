@@ -34,6 +34,7 @@ def interval(least: float, most: float, allowed: str | None = None) -> Any:
 
 
 size, layer_count = interval(1, LARGEST_SIZE), interval(1, MOST_LAYERS)
+any_size, any_layers = interval(0, LARGEST_SIZE), interval(0, MOST_LAYERS)
 probability = interval(0, math.nextafter(1, 0), "a number from 0 to below 1")
 positive = interval(math.nextafter(0, 1), math.inf, "a number above 0")
 
@@ -133,11 +134,7 @@ class Seq2SeqConfig(PreTrainedConfig):
         """
         if name not in cls.presets:
             names = ", ".join(sorted(cls.presets))
-            raise UserError(
-                f"{cls.__name__} has no preset {short_repr(name)}. Choose one of {names}, or pass the fields to "
-                f"{cls.__name__}().",
-                field="preset",
-            )
+            raise UserError(f"{cls.__name__} has no preset {short_repr(name)}. Choose one of {names}.", field="preset")
         return cls(**{**cls.presets[name], **overrides})
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:

@@ -3,16 +3,7 @@
 from typing import Any, ClassVar, Literal
 
 from .configuration_rnmt import RNMTConfig
-from .configuration_seq2seq import (
-    DERIVED,
-    LARGEST_SIZE,
-    MOST_LAYERS,
-    Filled,
-    interval,
-    probability,
-    size,
-    strict_config,
-)
+from .configuration_seq2seq import DERIVED, Filled, any_layers, any_size, interval, probability, size, strict_config
 
 
 @strict_config
@@ -56,7 +47,7 @@ class VRNMTConfig(RNMTConfig):
     )
 
     readout_dropout: float | int = probability(0.3)
-    relation_layers: Filled[int] = interval(0, MOST_LAYERS)(0)
+    relation_layers: Filled[int] = any_layers(0)
     latent_size: Filled[int] = size(DERIVED)
     latent_hidden_size: Filled[int] = size(DERIVED)
     latent_level: Literal["word", "sentence"] = "word"
@@ -64,7 +55,7 @@ class VRNMTConfig(RNMTConfig):
     latent_readout: bool = False
     latent_inference: Literal["mean", "sample"] = "mean"
     kl_weight: float | int = interval(0, 1e6)(1.0)
-    kl_annealing_steps: int = interval(0, LARGEST_SIZE)(2000)
+    kl_annealing_steps: int = any_size(2000)
     latent_free_bits: float | int = interval(0, 1e6)(0.0)
     latent_word_dropout: float | int = probability(0.0)
 

@@ -68,10 +68,6 @@ class SourceMemoryLayer(GrowingLayer):
             self.keys, self.values = keys, values
             self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        self.store("encoder", key_states, value_states)
-        return self.keys, self.values
-
     def map_tensors(self, change: Callable[..., Tensor], *others: Any) -> None:
         for name in self.memories:
             pairs = [layer.memories[name] for layer in (self, *others)]
@@ -222,9 +218,6 @@ class RecurrentStates:
     def reset(self) -> None:
         super().reset()  # type: ignore[misc]  # of a cache layer
         self.start_states(self.recording)
-
-    def get_state(self, name: str = "state") -> Tensor | None:
-        return self.states.get(name)
 
     def update_states(self, **new_states: Tensor) -> None:
         """Append steps; each tensor is `(batch_size, steps, ...)`."""

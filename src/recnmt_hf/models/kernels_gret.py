@@ -30,9 +30,7 @@ def couplings(logits: Tensor, visible: Tensor | None, axis: str) -> Tensor:
 def saves_votes(length: int, num_capsules: int, capsule_dim: int, width: int, iterations: int) -> bool:
     """Return whether [`route`] needs fewer multiplications than routing with votes."""
     votes = length * num_capsules * capsule_dim * (width + 2 * iterations - 1)
-    return (2 * iterations - 1) * num_capsules * capsule_dim * width + 2 * (iterations - 1) * (
-        num_capsules * length * width
-    ) < votes
+    return num_capsules * width * ((2 * iterations - 1) * capsule_dim + 2 * (iterations - 1) * length) < votes
 
 
 def route(

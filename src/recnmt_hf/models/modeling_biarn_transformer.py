@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
-from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import MultiHeadAttention, eager_attention_forward
@@ -177,10 +176,8 @@ class AttentiveRecurrentDirection(nn.Module):
 class AttentiveRecurrence(Recurrence):
     """
     The attentive recurrent network (ARN): T steps of attention to all words, driven by the network's own state; the
-    backward direction of a BiARN numbers its steps T, .., 1.
-
-    The steps run as [`attentive_steps`], or as [`attentive_steps_reference`] with `RECNMT_FAST_PATHS=0` and where
-    parameters are not plain (adapters, quantization).
+    backward direction of a BiARN numbers its steps T, .., 1. They run as [`attentive_steps`], or as
+    [`attentive_steps_reference`].
     """
 
     def __init__(self, config: BiARNTransformerConfig):
@@ -323,7 +320,6 @@ class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEnc
             self.layers, self.layer_norm = nn.ModuleList(), None
         self.multi_column = MultiColumn(config) if config.encoder_type == "multi_column" else None
         self.recurrence_encoder = RecurrenceEncoder(config) if config.recurrence_encoder_type is not None else None
-        self.needs_token_mask = self.multi_column is not None or self.recurrence_encoder is not None
         self.post_init()
 
     def finish(
@@ -380,19 +376,13 @@ class RecurrenceFusionDecoderLayer(TransformerDecoderLayer):
         self.fusion_gate = FusionGate(config.d_model, config.fusion_gate) if gated else None
 
     def fuse(
-        self,
-        own: Tensor,
-        attended: Tensor,
-        memories: Memories,
-        cache: Cache | None = None,
-        keeps_recurrence: Tensor | None = None,
-        **kwargs: Any,
+        self, own: Tensor, attended: Tensor, memories: Memories, keeps_recurrence: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
         """Read H_r `(num_sources, T, d_model)`; `keeps_recurrence` `(batch_size, 1, 1)` is 0 where it is dropped."""
         norm, recurrence = self.recurrence_attn_layer_norm, memories["recurrence"]
         below = attended if self.fusion_gate is None else own
         queries = self.prepare_input(below, norm)
-        output, _ = self.recurrence_attn(queries, recurrence.states, recurrence.kernel_mask, cache, **kwargs)
+        output, _ = self.recurrence_attn(queries, recurrence.states, recurrence.kernel_mask, **kwargs)
         if self.fusion_gate is None:
             return self.add_residual(output if keeps_recurrence is None else output * keeps_recurrence, below, norm)
         recurrent = self.add_residual(output, below, norm)

@@ -149,7 +149,7 @@ class GraphConvolution(GradientCheckpointingLayer):
 
         h'_v = relu(sum_(u,v) g_uv (W h_u + b_lab)) [+ h_v]
 
-    Messages are summed as [`sum_messages`], or as [`sum_messages_reference`] with `RECNMT_FAST_PATHS=0`.
+    Messages are summed as [`sum_messages`], or as [`sum_messages_reference`].
     """
 
     def __init__(self, config: GCNRNMTConfig):

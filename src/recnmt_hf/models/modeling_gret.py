@@ -86,10 +86,8 @@ def route_reference(votes: Tensor, attention_mask: Tensor | None, iterations: in
 
 class CapsuleLayer(nn.Module):
     """
-    The capsules of any layer: votes `W_k h_i` (Eq. 2), and dynamic routing to K capsules.
-
-    It runs as [`~.kernels_gret.route`], or with votes as [`route_reference`] for the shortest sentences, with
-    `RECNMT_FAST_PATHS=0`, and where W is not plain (adapters, quantization).
+    The capsules of any layer: votes `W_k h_i` (Eq. 2), and dynamic routing to K capsules. It runs as
+    [`~.kernels_gret.route`], or with votes as [`route_reference`], for the shortest sentences too.
     """
 
     read_layers: tuple[str, ...] = ("capsule_proj",)  # `quantize_model` spares it
@@ -232,7 +230,6 @@ class GRETEncoder(GRETPreTrainedModel, NMTTransformerEncoder):
     def __init__(self, config: GRETConfig):
         super().__init__(config)
         self.global_encoder = GlobalEncoder(config) if config.use_global_state else None
-        self.needs_token_mask = self.global_encoder is not None
         self.post_init()
 
     def finish(
@@ -265,15 +262,11 @@ class GRETDecoder(GRETPreTrainedModel, NMTTransformerDecoder):
         last = super().finish(states, memories, cache)
         if not self.config.use_global_state:
             return last
-        vector = memories["global"].states
-        gate, width = self.global_gate, vector.shape[-1]
+        vector, gate, rows = memories["global"].states, self.global_gate, last.shape[0]
         if gate is None:
-            return last + cached_vector(cache, "global", lambda: vector, last.shape[0])[:, None]
-
-        def vector_and_projection() -> Tensor:
-            return torch.cat([vector, gate.project_source(vector)], dim=-1)
-
-        cached = cached_vector(cache, "global", vector_and_projection, last.shape[0])[:, None]
+            return last + cached_vector(cache, "global", lambda: vector, rows)[:, None]
+        cached = cached_vector(cache, "global", lambda: torch.cat([vector, gate.project_source(vector)], dim=-1), rows)
+        cached, width = cached[:, None], vector.shape[-1]
         return torch.addcmul(last, gate(last, cached[..., width:]), cached[..., :width])
 
 

@@ -31,11 +31,11 @@ class RelativeMultiHeadAttention(MultiHeadAttention):
     No tensor of size n x n x d is stored: weights of equal distances are summed before the values' table is read.
     """
 
-    def __init__(self, *args: Any, max_relative_positions: int, relative_per_head: bool, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.max_relative_positions = max_relative_positions
-        tables = self.num_heads if relative_per_head else 1
-        shape = (tables, 2 * max_relative_positions + 1, self.head_dim)
+    def __init__(self, config: NMTTransformerConfig, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)
+        self.max_relative_positions = config.max_relative_positions
+        tables = self.num_heads if config.relative_per_head else 1
+        shape = (tables, 2 * config.max_relative_positions + 1, self.head_dim)
         self.relative_keys = nn.Parameter(torch.empty(shape))
         self.relative_values = nn.Parameter(torch.empty(shape))
 
@@ -64,11 +64,8 @@ class RelativeMultiHeadAttention(MultiHeadAttention):
 
 def build_self_attention(config: NMTTransformerConfig, num_heads: int, **kwargs: Any) -> MultiHeadAttention:
     """Build the self-attention `config.self_attention_type`; directional heads differ only in their mask."""
-    kwargs = {"embed_dim": config.d_model, "num_heads": num_heads, "dropout": config.attention_dropout, **kwargs}
-    if config.self_attention_type != "relative":
-        return MultiHeadAttention(config, **kwargs)
-    kwargs |= {name: getattr(config, name) for name in ("max_relative_positions", "relative_per_head")}
-    return RelativeMultiHeadAttention(config, **kwargs)
+    kind = RelativeMultiHeadAttention if config.self_attention_type == "relative" else MultiHeadAttention
+    return kind(config, config.d_model, num_heads, config.attention_dropout, **kwargs)
 
 
 def build_decoder_attention(config: NMTTransformerConfig, index: int) -> tuple[nn.Module, MultiHeadAttention]:
@@ -94,11 +91,9 @@ class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
         if kind != "absolute":
             self._supports_flex_attn = self._supports_flash_attn = False  # for `set_attn_implementation`
             if implementation not in ("sdpa", "eager"):
-                raise UserError(
-                    f"attn_implementation={short_repr(implementation)} does not support self_attention_type={kind!r}. "
-                    "Use 'sdpa' or 'eager'.",
-                    field="attn_implementation",
-                )
+                given = f"attn_implementation={short_repr(implementation)}"
+                message = f"{given} does not support self_attention_type={kind!r}. Use 'sdpa' or 'eager'."
+                raise UserError(message, field="attn_implementation")
 
 
 class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerStack, Seq2SeqEncoder):

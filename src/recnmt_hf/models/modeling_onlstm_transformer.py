@@ -131,10 +131,8 @@ class ONLSTMLayer(nn.Module):
 
 class ONLSTM(MaskedRNN):
     """
-    A one- or two-directional ON-LSTM with a masked carry, from zero states.
-
-    It runs as [`ONLSTMSteps`], both directions in one call and, on the CPU, over real words alone; as
-    [`on_lstm_reference`] in exported graphs, with `RECNMT_FAST_PATHS=0`, and where parameters are not plain (adapters).
+    A one- or two-directional ON-LSTM with a masked carry, from zero states. It runs as [`ONLSTMSteps`], both directions
+    in one call and, on the CPU, over real words alone; as [`on_lstm_reference`] also in exported graphs.
     """
 
     def __init__(self, chunk_size: int, input_size: int, hidden_size: int, bidirectional: bool = False):
@@ -143,10 +141,7 @@ class ONLSTM(MaskedRNN):
         self.input_layers: Any = None  # of a quantized copy: the matmul of each direction's inputs
 
     def forward(
-        self,
-        inputs: Tensor,
-        attention_mask: Tensor | None = None,
-        initial_states: tuple[Tensor | None, ...] = (None, None),
+        self, inputs: Tensor, attention_mask: Tensor | None = None, initial_states: Any = None
     ) -> tuple[Tensor, Tensor]:
         """Compute what [`MaskedRNN`] computes; `initial_states` are not supported."""
         layers = [self.forward_rnn] if self.backward_rnn is None else [self.forward_rnn, self.backward_rnn]
@@ -281,11 +276,6 @@ class ONLSTMTransformerEncoder(ONLSTMTransformerPreTrainedModel, NMTTransformerE
         **NMTTransformerEncoder._can_record_outputs,
         "master_gate_distances": OutputRecorder(MasterGateDistances),
     }
-
-    def __init__(self, config: ONLSTMTransformerConfig):
-        super().__init__(config)
-        self.needs_token_mask = config.recurrent_layers > 0
-        self.post_init()
 
     def build_input(self, config: Any) -> nn.Module:
         if config.starts_recurrent and not config.rnn_input_position_embeddings:

@@ -49,11 +49,6 @@ class RNMTEncoderOutput(Seq2SeqEncoderOutput):
     relation_scores: tuple[Tensor, ...] | None = None
 
 
-def remove_batch_count(module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-    """Remove the count of batches, which torch adds when a file, such as a safetensors file, has no version."""
-    state_dict.pop(f"{prefix}num_batches_tracked", None)
-
-
 class MaskedBatchNorm(nn.BatchNorm1d):
     """
     Batch norm over the real tokens of a batch (Ioffe and Szegedy, 2015), in at least float32. Each process of a
@@ -71,7 +66,9 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         super().__init__(num_features)
         self.renormalizes = renormalizes
         self.num_batches_tracked = None
-        self.register_load_state_dict_pre_hook(remove_batch_count)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        nn.Module._load_from_state_dict(self, *args)  # torch's own adds a count of batches to files without a version
 
     def initialize(self, start: Initialization) -> None:
         init.ones_(self.weight)
@@ -144,7 +141,7 @@ class RelationPropagation(GradientCheckpointingLayer):
 
         r_ij = MLP([c_i; c_j]),   r_i = 1/l sum_j r_ij,   o_i = MLP'(r_i)       j over real tokens, i among them
 
-    Pairs run as [`all_pairs`], or as [`all_pairs_reference`] without fast paths and with adapters or quantization.
+    Pairs run as [`all_pairs`], or as [`all_pairs_reference`].
     """
 
     read_layers: tuple[str, ...] = ("pair_layers",)  # `quantize_model` spares them
@@ -198,16 +195,11 @@ class RelationLayer(nn.Module):
         self.propagation = RelationPropagation(config)
 
     def forward(
-        self,
-        states: Tensor,
-        attention_mask: Tensor | None,
-        view: "InputOrder",
-        output_attentions: bool = False,
-        **kwargs: Any,
+        self, states: Tensor, mask: Tensor | None, view: "InputOrder", output_attentions: bool = False, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Map left-aligned states; return with them the scores of [`RNMTEncoderOutput`], or `None`."""
-        features = self.convolutions(states, attention_mask)
-        states, scores = self.propagation(features, attention_mask, output_attentions)
+        features = self.convolutions(states, mask)
+        states, scores = self.propagation(features, mask, output_attentions)
         return states, None if scores is None else view.restore_pairs(scores)
 
 
@@ -233,13 +225,8 @@ class InputOrder:
     """Converts between the order of the input and left-aligned tokens, whose mask this is; no `order`: all are real."""
 
     def __init__(self, order: Tensor | None, attention_mask: Tensor | None):
-        self.order = order
         self.back = None if order is None else inverse(order)
         self.padding: Any = None if attention_mask is None else attention_mask[:, :, None] == 0
-
-    def align(self, states: Tensor) -> Tensor:
-        """Left-align states `(batch_size, length, d)`."""
-        return states if self.order is None else take(states, self.order)
 
     def restore(self, states: Tensor) -> Tensor:
         """Put left-aligned states `(batch_size, length, d)` into the order of the input, zero at padding."""
@@ -276,7 +263,6 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
     """
 
     output_class = RNMTEncoderOutput
-    needs_token_mask = True
     _can_record_outputs = {"relation_scores": OutputRecorder(RelationLayer, index=1)}
 
     def __init__(self, config: RNMTConfig):
@@ -320,7 +306,8 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
             if not records_all:
                 return states
             recorded.append(view.restore(states))
-            return view.align(recorded[-1])  # so that gradients reach the recorded states
+            # So that gradients reach the recorded states.
+            return recorded[-1] if order is None else take(recorded[-1], order)
 
         states = record(states)
         below = [states] if self.config.relation_dense_include_embeddings else []
@@ -377,8 +364,7 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         RNNsearch    a_j = ATT(s_{j-1}, h),   s_j = GRU([y_{j-1}; a_j], s_{j-1})
         RNNsearch*   s~_j = GRU(y_{j-1}, s_{j-1}),   a_j = ATT(s~_j, h),   s_j = GRU(a_j, s~_j)        (Eq. 13)
 
-    The steps run as [`run_steps`] on projected annotations, or as [`run_steps_reference`] with `RECNMT_FAST_PATHS=0`
-    and where parameters are not plain (adapters, quantization).
+    The steps run as [`run_steps`] on projected annotations, or as [`run_steps_reference`].
     """
 
     context_cell_class: type[nn.GRUCell] = nn.GRUCell
@@ -522,7 +508,7 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
         what `project_memory` returns. Return states, read-out, and the further results of the recurrence.
         """
         layer, rows = recurrent_layer(cache), words.shape[0]
-        state = None if layer is None else layer.get_state()
+        state = None if layer is None else layer.states.get("state")
         if state is None:  # s_0 = tanh(W_init mean_i h_i + b)
             state = torch.tanh(self.initial_state(masked_mean(memory.states, memory.token_mask)))
             state = spread_over_beams(state, rows)

@@ -289,11 +289,6 @@ class RPETransformerEncoder(RecurrentPositionStack, NMTTransformerEncoder):
         "source_recurrent_positions": OutputRecorder(RecurrentPositions),
     }
 
-    def __init__(self, config: RPETransformerConfig):
-        super().__init__(config)
-        self.needs_token_mask = config.has_recurrence("encoder")
-        self.post_init()
-
 
 class RPETransformerDecoder(RecurrentPositionStack, NMTTransformerDecoder):
     """Transformer decoder with recurrent positional embeddings; each new word costs one step of the recurrence."""

@@ -39,7 +39,7 @@ from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, WarmStartReport
 from .seq2seq_loss import IGNORE_INDEX, divisor
 from .seq2seq_outputs import Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqTranslationOutput
-from .user_errors import UserError, short_repr
+from .user_errors import UserError
 
 
 # Mean KL divergence of a target word, in nats, below which the latent variables carry no information.
@@ -152,10 +152,8 @@ class LatentGRUCell(nn.GRUCell):
 class VRNMTRecurrence(DecoderRecurrence):
     """
     The decoder's recurrence with attention and latent variables. The second GRU's input matrix is that of RNMT, with
-    the additional columns of u_j in `latent_gates`, so that a baseline's parameters keep their names and shapes.
-
-    The steps run as [`run_steps`] with [`LatentPart`] on projected annotations, or as [`run_steps_reference`] with
-    `RECNMT_FAST_PATHS=0` and where parameters are not plain (adapters, quantization).
+    the additional columns of u_j in `latent_gates`, so that a baseline's parameters keep their names and shapes. The
+    steps run as [`run_steps`] with [`LatentPart`] on projected annotations, or as [`run_steps_reference`].
     """
 
     context_cell_class = LatentGRUCell
@@ -214,8 +212,7 @@ class VRNMTRecurrence(DecoderRecurrence):
         """
         Run as [`DecoderRecurrence`], with the target words y_j of the posterior, `(batch_size, target_length, d_model)`
         or `None` for the prior, and noise `(batch_size, target_length, latent_size)` or `None` for the mean. `given`
-        are latent variables known before the steps, `(batch_size, target_length or 1, latent_size)`. Return also the KL
-        divergence of each step, `(batch_size, target_length)`, where there are target words.
+        are latent variables known before the steps. With target words, return also the KL divergence of each step.
         """
         if values is None:
             rest = visible, state, token_mask, targets, noise, given
@@ -457,9 +454,8 @@ class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGene
         """Raise `UserError` for a number of beams that the model does not support."""
         if beams > 1 and self.config.random_field is not None:
             raise UserError(
-                f"{field}={short_repr(beams)} is not allowed with latent_inference='sample', since beams with "
-                "different samples are not comparable. Use one beam, or set latent_inference='mean' in the "
-                "configuration.",
+                f"{field}={beams} is not allowed with latent_inference='sample', since beams of different samples are "
+                "not comparable. Use one beam, or set latent_inference='mean' in the configuration.",
                 field=field,
             )
 

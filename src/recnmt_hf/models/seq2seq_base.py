@@ -30,7 +30,7 @@ from .seq2seq_outputs import (
     with_extra_outputs,
 )
 from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder
-from .user_errors import UserError, short_repr
+from .user_errors import UserError
 
 
 class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
@@ -110,10 +110,8 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
                 Unscaled embeddings in place of token ids.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None:
-            raise UserError(
-                "decoder_input_ids is missing. Pass it or labels. To translate, call generate().",
-                field="decoder_input_ids",
-            )
+            field = "decoder_input_ids"
+            raise UserError(f"{field} is missing. Pass it or labels. To translate, call generate().", field=field)
         kwargs["return_dict"] = True  # type: ignore[typeddict-unknown-key]
         source: dict[str, Any] = {
             name: kwargs.pop(name, None)  # type: ignore[misc]  # of the family
@@ -211,11 +209,8 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     def resize_decoder_token_embeddings(self, new_num_tokens: int, mean_resizing: bool = True) -> nn.Embedding:
         """Resize target embedding and output matrix; raises `UserError` for a shared vocabulary."""
         if self.config.share_encoder_decoder_embeddings:
-            raise UserError(
-                f"share_encoder_decoder_embeddings={short_repr(True)} forbids resizing one side. Call "
-                "resize_token_embeddings for both.",
-                field="share_encoder_decoder_embeddings",
-            )
+            field = "share_encoder_decoder_embeddings"
+            raise UserError(f"{field}=True forbids resizing one side. Call resize_token_embeddings.", field=field)
         decoder, settings = self.model.decoder, {"mean_resizing": mean_resizing}
         decoder.embed_tokens = self._get_resized_embeddings(decoder.embed_tokens, new_num_tokens, **settings)
         self.lm_head = self._get_resized_lm_head(self.lm_head, new_num_tokens, **settings)

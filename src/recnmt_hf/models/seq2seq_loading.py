@@ -152,11 +152,8 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
                 names.append(target)
                 self.config.tie_word_embeddings |= target == "lm_head.weight"  # merging an adapter may set False
             elif target.endswith("embed_tokens.weight"):
-                raise UserError(
-                    f"{target} differs from {source}. Do not adapt embeddings, or set "
-                    "share_encoder_decoder_embeddings=False.",
-                    field=target,
-                )
+                remedy = "Do not adapt embeddings, or set share_encoder_decoder_embeddings=False."
+                raise UserError(f"{target} differs from {source}. {remedy}", field=target)
         return names
 
     def mark_tied_weights_as_initialized(self, loading_info: Any, *args: Any, **kwargs: Any) -> None:

@@ -20,7 +20,7 @@ from .decoder_cache import SourceMemoryCache, complete_cache, source_memories
 from .kernels_shared import dropout, is_exporting
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_outputs import CACHE, Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, declares, takes_cache
-from .user_errors import UserError, short_repr
+from .user_errors import UserError
 
 
 def sinusoid_table(num_positions: int, dim: int, kind: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -96,10 +96,8 @@ def look_up(table: Tensor, length: int, offset: int | Tensor, position_ids: Tens
 def check_length(length: int, limit: int) -> None:
     """Raise a `UserError` for too long a sequence, but not in an exported graph, whose lengths it would bound."""
     if not is_exporting() and length > limit:
-        raise UserError(
-            f"A sequence of {length} tokens exceeds max_position_embeddings={short_repr(limit)}.",
-            field="max_position_embeddings",
-        )
+        field = "max_position_embeddings"
+        raise UserError(f"A sequence of {length} tokens exceeds {field}={limit}.", field=field)
 
 
 class TokenAndPositionInput(nn.Module):
@@ -196,7 +194,6 @@ class Seq2SeqEncoder(Seq2SeqStack):
     """Base class of all encoders. A subclass has `layers`, or overrides `run`."""
 
     output_class: type[Seq2SeqEncoderOutput] = Seq2SeqEncoderOutput
-    needs_token_mask = False  # allows masks `(batch_size, source_length)` only
     source_inputs: tuple[str, ...] = ()  # inputs of `run` in addition to token ids (or embeddings) and their mask
     layers: nn.ModuleList
 
@@ -224,12 +221,6 @@ class Seq2SeqEncoder(Seq2SeqStack):
     ) -> Seq2SeqEncoderOutput:
         """Args as for [`~.seq2seq_base.Seq2SeqModelBase`]."""
         embeddings = self.embeddings(input_ids, inputs_embeds)
-        if self.needs_token_mask and attention_mask is not None and attention_mask.dim() != 2:
-            raise UserError(
-                f"attention_mask has the shape {short_repr(tuple(attention_mask.shape))}; it must be (batch_size, "
-                "source_length), 1 for tokens.",
-                field="attention_mask",
-            )
         states = self.run(self.embed_input(embeddings, attention_mask), attention_mask, **kwargs)
         outputs = self.finish(states, embeddings, attention_mask, **kwargs)
         choice = kwargs.get("output_hidden_states", self.config.output_hidden_states)

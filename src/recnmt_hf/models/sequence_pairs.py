@@ -13,7 +13,7 @@ from .recurrent_layers import left_aligned, masked_mean, take
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_loss import smoothed_cross_entropy
 from .seq2seq_stacks import Seq2SeqEncoder
-from .user_errors import UserError, short_repr
+from .user_errors import UserError
 
 
 class QueryPooling(nn.Module):
@@ -128,12 +128,8 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
             `attentions` are the encoder's, of `2 * batch_size` rows: first sentences first.
         """
         if input_ids is None or pair_input_ids is None or len(input_ids) != len(pair_input_ids):
-            rows = [None if ids is None else len(ids) for ids in (input_ids, pair_input_ids)]
-            raise UserError(
-                f"input_ids has {rows[0]} rows and pair_input_ids has {short_repr(rows[1])}. Pass a second sentence "
-                "for each.",
-                field="pair_input_ids",
-            )
+            rows = [0 if ids is None else len(ids) for ids in (input_ids, pair_input_ids)]
+            raise UserError(f"pair_input_ids has {rows[1]} rows, but input_ids has {rows[0]}.", field="pair_input_ids")
         both, mask = self.stack((input_ids, attention_mask), (pair_input_ids, pair_attention_mask))
         encoded = self.encoder(input_ids=both, attention_mask=mask, **{**kwargs, "return_dict": True})
         first, second = self.pool(encoded.last_hidden_state, mask).chunk(2)
@@ -147,10 +143,7 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
         """Concatenate token ids of both sides along the batch, padded on the right to one length, and their masks."""
         if all(mask is None for _, mask in sides) and len({ids.shape[1] for ids, _ in sides}) == 1:
             return torch.cat([ids for ids, _ in sides]), None
+        masks = [torch.ones_like(ids) if mask is None else mask.to(ids.dtype) for ids, mask in sides]
         length, padding = max(ids.shape[1] for ids, _ in sides), self.config.pad_token_id or 0
-        all_ids, masks = [], []
-        for ids, mask in sides:
-            mask = torch.ones_like(ids) if mask is None else mask.to(ids.dtype)
-            all_ids.append(nn.functional.pad(ids, (0, length - ids.shape[1]), value=padding))
-            masks.append(nn.functional.pad(mask, (0, length - ids.shape[1])))
-        return torch.cat(all_ids), torch.cat(masks)
+        padded = [nn.functional.pad(ids, (0, length - ids.shape[1]), value=padding) for ids, _ in sides]
+        return torch.cat(padded), torch.cat([nn.functional.pad(mask, (0, length - mask.shape[1])) for mask in masks])

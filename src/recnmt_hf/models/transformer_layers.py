@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .kernels_cpu_matmuls import project
@@ -78,19 +77,12 @@ class TransformerDecoderLayer(TransformerSublayers):
         return super().__call__(hidden_states, kernel_mask, memories, *states, **kwargs)
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        kernel_mask: Tensor | None,
-        memories: Memories,
-        *states: Tensor,
-        cache: Cache | None = None,
-        **kwargs: Any,
+        self, hidden_states: Tensor, kernel_mask: Tensor | None, memories: Memories, *states: Tensor, **kwargs: Any
     ) -> Tensor:
         """Run over `(batch_size, target_length, d_model)`; `states` replace those of the memories (see `__call__`)."""
         if states:
             pairs = zip(memories.items(), states, strict=True)
             memories = {name: memory._replace(states=own) for (name, memory), own in pairs}
-        kwargs["cache"] = cache
         queries = self.prepare_input(hidden_states, self.self_attn_layer_norm)
         attended, _ = self.self_attn(queries, attention_mask=kernel_mask, **kwargs)
         own = self.add_residual(attended, hidden_states, self.self_attn_layer_norm)

@@ -38,7 +38,6 @@ class Gate(nn.Module):
 
 class GateToyEncoder(GateToyPreTrainedModel, NMTTransformerEncoder):
     output_class = GateToyEncoderOutput
-    needs_token_mask = True
 
     def finish(self, states, embeddings, token_mask, **kwargs):
         outputs = super().finish(states, embeddings, token_mask)
