@@ -24,9 +24,7 @@ def register() -> None:
         transformers.AutoConfig.register(family.model_type, config_class, exist_ok=True)
         classes = {MODEL: "AutoModel", GENERATING: "AutoModelForSeq2SeqLM", **family.further_classes}
         for suffix, auto_class in classes.items():
-            model_class = family.load_class(suffix)
-            getattr(transformers, auto_class).register(config_class, model_class, exist_ok=True)
-            model_class.register_for_auto_class(auto_class)  # its code is saved with it
+            getattr(transformers, auto_class).register(config_class, family.load_class(suffix), exist_ok=True)
     register_pipeline()
     Seq2SeqPreTrainedModel.write_card = staticmethod(write_plain_card)  # type: ignore[method-assign]
 

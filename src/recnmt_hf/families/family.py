@@ -56,7 +56,6 @@ WMT14 = PaperTask("WMT14", ("en", "de"), "BLEU", ("newstest2014",))
 class PaperTable:
     """
     A table (or figure) of a paper, for one corpus and size.
-
     A table of the kind `"main"` compares the paper's model with others, `"ablation"` compares its variants, and
     `"analysis"` measures something else than translation.
     """

@@ -4,7 +4,6 @@ from .family import Family, PaperRow
 from .rnmt import NIST
 
 
-# The figures of Zhang et al. (2018).
 TABLES = (
     NIST.table(
         "table 1",

@@ -45,7 +45,7 @@ class NMTTransformerConfig(Seq2SeqConfig):
         layer_norm_eps (`float`, *optional*, defaults to 1e-5): Epsilon of the layer norms.
         position_embedding_type (`str`, *optional*): `"sinusoidal"` (the paper's interleaved sine and cosine),
             `"marian"` (transformers' MarianMT: sines first, then cosines), `"tensor2tensor"` (the same order with the
-            frequencies of tensor2tensor, THUMT and Marian itself), `"learned"` or `"none"`. Usually `"sinusoidal"`.
+            frequencies of tensor2tensor, THUMT and Marian itself), `"learned"` or `"none"`. Defaults to `"sinusoidal"`.
         encoder_position_embeddings, decoder_position_embeddings (`bool`, *optional*, default to `True`): `False`
             removes positions from the input.
         alignment_head (`list[int]`, *optional*): `[decoder layer, head]`, from 0, of the cross-attention that was
@@ -61,7 +61,7 @@ class NMTTransformerConfig(Seq2SeqConfig):
             layers: `"self_attention"`; `"ssru"`, the simpler simple recurrent unit (Kim et al., 2019); or
             `"average_attention"` (Zhang et al., 2018).
         decoder_recurrence_projection (`bool`, *optional*, defaults to `False`): SSRU: add an output matrix.
-        decoder_recurrence_dropout (`float`, *optional*, defaults to 0): SSRU: dropout of channels for all words.
+        decoder_recurrence_dropout (`float`, *optional*, defaults to 0): SSRU: dropout of its input, alike in all words.
         aan_ffn (`bool`, *optional*, defaults to `False`): Average attention: map averages by a feed-forward block.
         aan_ffn_dim (`int`, *optional*): Inner width of this block. `None`: `decoder_ffn_dim`.
         aan_ffn_layers (`int`, *optional*, defaults to 2): Its matrices; 1 has no second one and the width `d_model`.

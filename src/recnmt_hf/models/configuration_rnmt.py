@@ -58,7 +58,7 @@ class RNMTConfig(Seq2SeqConfig):
         relation_residual (`bool`, *optional*, defaults to `True`): Residual connections around each GRU and relation
             layer (Eq. 11). This and the next two fields have no effect without relation layers.
         relation_dense_connection (`bool`, *optional*, defaults to `True`): Each layer reads all outputs below (Eq. 12).
-        relation_dense_include_embeddings (`bool`, *optional*, defaults to `True`): Embeddings among these outputs.
+        relation_dense_include_embeddings (`bool`, *optional*, defaults to `True`): Whether these include embeddings.
         connections_without_relations (`bool`, *optional*, defaults to `False`): Connect GRUs without relation layers.
         init_uniform (`float`, *optional*, defaults to 0.1): Matrices start uniform in `[-init_uniform, init_uniform]`,
             biases at zero. `None`: see `init_std`; without it, matrices are Xavier-uniform or orthogonal.
@@ -116,10 +116,8 @@ class RNMTConfig(Seq2SeqConfig):
             self.encoder_rnn_layout = "concat" if plain else "stacked"
         if self.encoder_layers is None:
             self.encoder_layers = 1 if self.encoder_rnn_layout == "concat" else 2
-        if self.relation_conv_kernels is None:
-            self.relation_conv_kernels = [3]
-        if self.relation_conv_channels is None:
-            self.relation_conv_channels = [96]
+        self.relation_conv_kernels = [3] if self.relation_conv_kernels is None else self.relation_conv_kernels
+        self.relation_conv_channels = [96] if self.relation_conv_channels is None else self.relation_conv_channels
         super().__post_init__(**kwargs)
 
     def cache_layer_types(self) -> list[str]:

@@ -32,7 +32,7 @@ class RPETransformerConfig(NMTTransformerConfig):
             equation, which allows only one direction.
         rpe_head_partition (`str`, *optional*, defaults to `"none"`): Input of the heads of the first layer's
             self-attention: `"none"`: the whole input, as in Eqs. 4, 7 and 11. `"typed"` (of an RPEHead): recurrent
-            heads the recurrent channels, the others the other ones. `"slice"` (of an MPRHead): each its own slice.
+            heads the recurrent channels, others the rest. `"slice"` (of an MPRHead): each head its own slice.
     """
 
     model_type = "rpe_transformer"

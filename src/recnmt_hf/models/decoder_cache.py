@@ -196,7 +196,6 @@ def read_source_memory(
 class RecurrentStates:
     """
     Base class of the recurrent cache layers: named states of shape `(batch_size, ...)`, keys and values.
-
     `update_states` takes the states after every new step, `(batch_size, steps, ...)`, and stores the last one; while
     the past is recorded it stores all (assisted decoding rolls back with `crop`). Layers without keys count the steps.
     """

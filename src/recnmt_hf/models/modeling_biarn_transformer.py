@@ -2,8 +2,6 @@
 The Transformer with a recurrence encoder (Hao et al., 2019, "Modeling Recurrence for Transformer", NAACL).
 
 A second encoder reads the word embeddings; the decoder attends to its states and to those of the Transformer encoder.
-In the order of the paper: recurrence over words (section 3.1, Eqs. 7-11), attentive recurrence (Eqs. 12-13), fusion in
-the decoder (section 3.2, Eqs. 14-19).
 """
 
 from collections.abc import Callable, Sequence
@@ -175,9 +173,8 @@ class AttentiveRecurrentDirection(nn.Module):
 
 class AttentiveRecurrence(Recurrence):
     """
-    The attentive recurrent network (ARN): T steps of attention to all words, driven by the network's own state; the
-    backward direction of a BiARN numbers its steps T, .., 1. They run as [`attentive_steps`], or as
-    [`attentive_steps_reference`].
+    The attentive recurrent network (ARN): T steps of attention to all words, driven by its own state; the backward
+    direction of a BiARN numbers its steps T, .., 1. They run as [`attentive_steps`] or [`attentive_steps_reference`].
     """
 
     def __init__(self, config: BiARNTransformerConfig):

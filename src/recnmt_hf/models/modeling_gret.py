@@ -2,9 +2,7 @@
 The Transformer with a global representation of the source (Weng et al., 2020, "GRET: Global Representation Enhanced
 Transformer", AAAI).
 
-One vector per sentence is computed from all encoder layers and added, through a gate, to the decoder's last states. In
-the order of the paper: capsules of a layer (section 3.1, Eqs. 2-6), their attentive pooling (Eqs. 7-9), aggregation
-over the layers (Eq. 10), gate and fusion (section 3.2, Eqs. 11-14).
+One vector per sentence is computed from all encoder layers and added, through a gate, to the decoder's last states.
 """
 
 from dataclasses import dataclass

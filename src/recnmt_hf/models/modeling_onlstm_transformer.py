@@ -1,9 +1,6 @@
 """
 The Transformer whose encoder stacks recurrent and self-attention layers (Hao et al., 2019, "Towards Better Modeling
 Hierarchical Structure for Self-Attention with Ordered Neurons", EMNLP).
-
-In the order of the paper: the ordered-neurons LSTM (Eqs. 3-9; Shen et al., 2019), recurrent layers with the
-Transformer's residual and norm, and the hybrid encoder with its short-cut (Eq. 10).
 """
 
 from collections.abc import Sequence
@@ -54,7 +51,7 @@ class ONLSTMTransformerEncoderOutput(Seq2SeqEncoderOutput):
 @graph_operator(lambda gates, weight, chunk_size: [((*gates.shape[:2], weight.shape[1]), gates.dtype)])
 def on_lstm_reference(gates: Tensor, weight: Tensor, *, chunk_size: int) -> list[Tensor]:
     """
-    An ON-LSTM step by step, from zero states:
+    An ON-LSTM step by step (Eqs. 3-9; Shen et al., 2019), from zero states:
 
         f, i, o = sigmoid(W x + U h + b),   c^ = tanh(W x + U h + b),   each with its own W, U, b, as in an LSTM
         f~ = cumax(W x + U h + b),   i~ = 1 - cumax(W x + U h + b),   w = f~ * i~
@@ -322,6 +319,8 @@ class ONLSTMTransformerForSequencePairClassification(ONLSTMTransformerPreTrained
 
     encoder_class = ONLSTMTransformerEncoder
 
+
+ONLSTMTransformerForSequencePairClassification.register_code("AutoModelForSequenceClassification")
 
 __all__ = [
     "ONLSTMTransformerForConditionalGeneration",

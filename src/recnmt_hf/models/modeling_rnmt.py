@@ -2,9 +2,6 @@
 Recurrent encoder-decoder with relation networks (RNMT; Zhang et al., 2018, "Refining Source Representations with
 Relation Networks for Neural Machine Translation", COLING), and its baselines RNNsearch (Bahdanau et al., 2015) and
 RNNsearch* (with a conditional GRU, as in dl4mt).
-
-In the order of the paper: the relation-network layer (Eqs. 7-10), the encoder with its residual and dense connections
-(Eqs. 1, 11-12), the decoder (Eqs. 2-5, 13).
 """
 
 import itertools
@@ -488,7 +485,7 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
         return None if token_mask is None else (token_mask != 0)[:, None]
 
     def run(  # type: ignore[override]  # no kernel mask
-        self, words: Tensor, _: Any, token_mask: Any, memories: Memories, cache: Cache | None, **kwargs: Any
+        self, words: Tensor, _: Any, token_mask: Tensor | None, memories: Memories, cache: Cache | None, **kwargs: Any
     ) -> list[Tensor]:
         memory, project_memory = memories["encoder"], self.recurrence.project_memory
         return [words, *self.advance(words, token_mask, memory, cache, project_memory, cache)]

@@ -49,6 +49,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         parts = cls.encoder_class.output_class, cls.decoder_class.output_class
         cls.extra_outputs = tuple(field.name for part in parts for field in extra_fields(part))
         cls.output_class = with_extra_outputs(Seq2SeqModelOutput, parts, f"{cls.__name__}Output", cls.__module__)
+        cls.register_code("AutoModel")
 
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config)
@@ -167,6 +168,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         parts = cls.model_class.encoder_class.output_class, cls.model_class.decoder_class.output_class
         name = f"{cls.__name__.removesuffix('ForConditionalGeneration')}LMOutput"
         cls.output_class = with_extra_outputs(Seq2SeqTranslationOutput, parts, name, cls.__module__)
+        cls.register_code("AutoModelForSeq2SeqLM")
         if inputs := cls.model_class.encoder_class.source_inputs:
             cls.forward = declares(inputs, cls.forward)  # type: ignore[method-assign]
 

@@ -102,6 +102,12 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     further_inputs: tuple[str, ...] = ()  # inputs with token ids other than `input_ids`
 
+    @classmethod
+    def register_code(cls, auto_class: str) -> None:
+        """Let the code of a class be saved with it if it stands in the file of its family."""
+        if cls.__module__.endswith(f".modeling_{cls.config_class.model_type}"):  # type: ignore[union-attr]
+            cls.register_for_auto_class(auto_class)
+
     @property
     def initialization(self) -> Initialization:
         """Return the distributions of initial parameters."""

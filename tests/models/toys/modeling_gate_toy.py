@@ -71,7 +71,3 @@ class GateToyModel(GateToyPreTrainedModel, Seq2SeqModelBase):
 
 class GateToyForConditionalGeneration(GateToyPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
     model_class = GateToyModel
-
-
-GateToyModel.register_for_auto_class("AutoModel")
-GateToyForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
