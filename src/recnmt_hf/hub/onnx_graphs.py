@@ -5,7 +5,6 @@ import hashlib
 import logging
 import warnings
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ class EncoderGraph(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         self.encoder = model.get_encoder()
-        memories = {field.name for field in fields(self.encoder.output_class) if "memory" in field.metadata}
+        memories = [name for memory in self.encoder.output_class.memory_fields.values() for name in memory]
         self.read = {"last_hidden_state", *memories}
 
     def forward(self, input_ids: torch.Tensor, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
