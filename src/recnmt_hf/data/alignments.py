@@ -1,6 +1,7 @@
 """Word alignments as data: links in Pharaoh format, mapped onto the tokens of a sentence pair."""
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,31 +43,22 @@ def words_of_tokens(
     """Return token ids, and the number of the word (between spaces, from 0) of each; `None` for special tokens."""
     if not tokenizer.is_fast:
         return words_of_pieces(tokenizer, text, is_target, add_special_tokens)
-    encoded = encode_plain(
-        tokenizer, text, is_target, return_offsets_mapping=True, add_special_tokens=add_special_tokens
-    )
-    starts = [match.start() for match in re.finditer(r"\S+", text)]
-    controls = control_ids(tokenizer)
-    words: list[int | None] = []
-    for id, (start, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        if id in controls:
-            words.append(None)
-            continue
-        # A token may begin with the space before its word, or be that space alone.
-        part = text[start:end]
-        first = start + len(part) - len(part.lstrip())
-        if not part.strip():
-            first = next((place for place in starts if place >= start), first)
-        words.append(max(int(np.searchsorted(starts, first, side="right")) - 1, 0))
-    return encoded["input_ids"], words
+    settings = {"return_offsets_mapping": True, "add_special_tokens": add_special_tokens}
+    encoded, controls = encode_plain(tokenizer, text, is_target, **settings), control_ids(tokenizer)
+    ends = [match.end() for match in re.finditer(r"\S+", text)]
+    # A space belongs to the word after it, or to the last one.
+    return encoded["input_ids"], [
+        None if id in controls else max(min(bisect_right(ends, start), len(ends) - 1), 0)
+        for id, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    ]
 
 
 def words_of_pieces(
     tokenizer: PreTrainedTokenizerBase, text: str, is_target: bool, add_special_tokens: bool = True
 ) -> tuple[list[int], list[int | None]]:
     """Return what [`words_of_tokens`] does for SentencePiece, whose pieces are those of each word alone, joined."""
-    side = f"spm_{'target' if is_target else 'source'}"
-    model: Any = getattr(tokenizer, side, None) or getattr(tokenizer, "sp_model", None)
+    own = getattr(tokenizer, "spm_target" if is_target else "spm_source", None)
+    model: Any = own or getattr(tokenizer, "sp_model", None)
     pieces: list[str] = [] if model is None else model.encode(text, out_type=str)
     ends = np.cumsum([len("".join(model.encode(word, out_type=str))) for word in text.split()] if pieces else [0])
     ids = encode_plain(tokenizer, text, is_target, add_special_tokens=add_special_tokens)["input_ids"]
