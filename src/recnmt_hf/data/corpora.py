@@ -27,10 +27,12 @@ from .tree_inputs import attach_trees, sentence_of_columns
 # Made once in its default sizes for the splits and passes of a run.
 whole_corpus = lru_cache(maxsize=1)(generate_corpus)
 KINDS = ("source", "tsv", "jsonl", "dataset", "generated", "sacrebleu")
-# Fields that only corpora of certain kinds have.
-NEEDED = {"data_files": ["dataset"], "pair": ["sacrebleu"], "alignments": ["source"], "source_trees": ["source"]}
-NEEDED["tree_columns"] = ["dataset", "jsonl"]
-GENERATED_SPLITS = ("train", "validation", "test", "test_deep")
+# Fields of a corpus -> others, one of which it has then too.
+NEEDED = {
+    **{"data_files": ("dataset",), "pair": ("sacrebleu",), "tree_columns": ("dataset", "jsonl"), "source": ("target",)},
+    **dict.fromkeys(("target", "alignments", "source_trees"), ("source",)),
+}
+SPLITS = ("train", "validation", "test", "test_deep")
 
 
 @documented
@@ -52,7 +54,7 @@ class Corpus:
     revision: str | None = option(None, "revision of the dataset on the Hub")
     source_column: str | None = option(None, "column or JSON key of sources, if there is no `translation` feature")
     target_column: str | None = option(None, "column or JSON key of targets")
-    generated: str | None = option(None, "split of the English-German grammar", choices=(None, *GENERATED_SPLITS))
+    generated: str | None = option(None, "split of the English-German grammar", choices=(None, *SPLITS))
     size: Annotated[int | None, Range(least=1, most=10**7)] = option(None, "sentences of the generated split")
     seed: int = option(1, "seed of the generated corpus")
     sacrebleu: str | None = option(None, "name of a test set of sacrebleu, such as wmt14")
@@ -83,21 +85,14 @@ class Corpus:
         object.__setattr__(self, "secrets", kept)
         check_options(self)
         check_codes(self)
-        kinds = [name for name in KINDS if getattr(self, name)]
         given = {name for name in options_of(Corpus) if getattr(self, name) not in (None, False, [])}
-        wrong = [
-            (name, f"needs {' or '.join(needed)}")
-            for name, needed in NEEDED.items()
-            if name in given and not given.intersection(needed)
-        ]
+        for name, needed in NEEDED.items():
+            if name in given and not given.intersection(needed):
+                raise UserError(f"{name} needs {' or '.join(needed)}.", field=name)
         if self.alignments or self.has_trees:
-            tags = sorted(given & {"source_tag", "target_tag"})
-            wrong += [(name, "cannot be combined with positions of words (links, trees)") for name in tags]
-        if ("source" in given) != ("target" in given):
-            missing = "target" if "source" in given else "source"
-            wrong.append((missing, "is missing; text files need both sides"))
-        for name, message in wrong:
-            raise UserError(f"{name} {message}.", field=name)
+            for name in sorted(given & {"source_tag", "target_tag"}):
+                raise UserError(f"{name} cannot be combined with positions of words (links, trees).", field=name)
+        kinds = [name for name in KINDS if getattr(self, name)]
         if len(kinds) != 1:
             raise UserError(f"A corpus needs exactly one of {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}.")
 
@@ -107,7 +102,7 @@ class Corpus:
 
     @property
     def has_trees(self) -> bool:
-        """Whether the source sentences have dependency trees."""
+        """Whether the sources have dependency trees."""
         return self.source_trees is not None or self.tree_columns
 
     def languages(self, source_lang: str, target_lang: str) -> tuple[str, str]:
@@ -129,19 +124,20 @@ class Corpus:
         from sacrebleu.dataset import DATASETS
 
         codes = self.languages(source_lang, target_lang)
-        pairs = [self.pair] if self.pair else ["-".join(codes), "-".join(map(main_language, codes))]
+        pair = self.pair or "-".join(codes)
         try:
             dataset = DATASETS[str(self.sacrebleu)]
-            pair = next((pair for pair in pairs if pair in dataset.langpairs), pairs[0])
+            if not self.pair and pair not in dataset.langpairs:
+                pair = "-".join(map(main_language, codes))
             return [dataset.get_source_file(pair), *dataset.get_reference_files(pair)]
         except (Exception, SystemExit) as error:  # sacrebleu ends the process after some failures
-            reason = f"has no pair {pairs[0]}, or cannot be downloaded ({type(error).__name__}: {first_line(error)})"
+            reason = f"has no pair {pair}, or cannot be downloaded ({type(error).__name__}: {first_line(error)})"
             raise UserError(f"sacrebleu={self.sacrebleu} {reason}.", field="sacrebleu") from error
 
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
         """Yield the checked sentence pairs, with tags; see [`~recnmt_hf.data.text.read_aligned`] for the errors."""
-        rows = self.rows(source_lang, target_lang, on_empty)
-        return (SentencePair(source.public, target.text) for source, target in rows)
+        for source, target in self.rows(source_lang, target_lang, on_empty):
+            yield SentencePair(source.public, target.text)
 
     def rows(
         self,
@@ -165,8 +161,6 @@ class Corpus:
     def tagged(self, row: tuple[Sentence, ...], references: bool = False) -> tuple[Sentence, ...]:
         """Return a source with its tag, and its target with its own; references have none."""
         tags = self.source_tag, None if references else self.target_tag
-        if tags == (None, None):
-            return row
         return tuple(text if tag is None else Sentence(f"{tag} {text}") for text, tag in zip_longest(row, tags))
 
     def _read(

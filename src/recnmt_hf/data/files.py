@@ -23,8 +23,7 @@ from ..errors import ExistingFileError, UserError
 # Errors of file systems that do not support locks.
 UNSUPPORTED = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
 # Unfinished output: a folder with a lock file and the content.
-PREFIX, PARTIAL = ".recnmt-", ".partial"
-LOCK, CONTENT = "lock", "content"
+PREFIX, PARTIAL, LOCK, CONTENT = ".recnmt-", ".partial", "lock", "content"
 MODEL_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json", "tokenizer.json")
 
 
@@ -142,6 +141,11 @@ def lock(path: Path, wait: float = 0.0, field: object = None) -> Iterator[OSErro
     killed. Forked processes do not inherit it. Yield `None`, or the error of a file system that does not support locks.
     [`LockedError`] about `field` (by default `path`), with the owner, if it is still held after `wait` seconds.
     """
+
+    def write_owner(handle: int) -> None:
+        os.truncate(handle, 0)  # of a killed process
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
     own = FileLock(path, wait, thread_local=False, fallback_to_soft=False, on_acquired=write_owner)
     unsupported = None
     try:
@@ -163,12 +167,6 @@ def lock(path: Path, wait: float = 0.0, field: object = None) -> Iterator[OSErro
             own.release()
 
 
-def write_owner(handle: int) -> None:
-    """Write this process into a lock file."""
-    os.truncate(handle, 0)  # of a killed process
-    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-
-
 @contextmanager
 def locked_file(path: Path) -> Iterator[None]:
     """Keep other processes from replacing a file while this one changes it; [`LockedError`] after a minute."""
@@ -180,7 +178,10 @@ def locked_file(path: Path) -> Iterator[None]:
 @contextmanager
 def partial_folder(place: Path) -> Iterator[Path]:
     """Make a folder in `place` for unfinished output, deleted at the end, like those of killed processes."""
-    remove_abandoned(place)
+    for path in place.glob(f"{PREFIX}*{PARTIAL}"):
+        with suppress(LockedError, OSError), lock(path / LOCK if path.is_dir() else path) as unsupported:
+            if unsupported is None and not path.is_symlink():  # that of a living process is locked
+                remove(path)
     with ExitStack() as stack:
         while True:
             working = Path(tempfile.mkdtemp(prefix=PREFIX, suffix=PARTIAL, dir=place))
@@ -190,15 +191,6 @@ def partial_folder(place: Path) -> Iterator[Path]:
                 stack.enter_context(lock(working / LOCK))
                 break
         yield working
-
-
-def remove_abandoned(place: Path) -> None:
-    """Delete unfinished output of killed processes from a folder; that of living processes is locked."""
-    for path in place.glob(f"{PREFIX}*{PARTIAL}"):
-        own = path / LOCK if path.is_dir() else path
-        with suppress(LockedError, OSError), lock(own) as unsupported:
-            if unsupported is None and not path.is_symlink():
-                remove(path)
 
 
 def remove(path: Path) -> None:

