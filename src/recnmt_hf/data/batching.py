@@ -134,10 +134,10 @@ class BatchLimits:
         """
         ends: list[int] = []
         firsts = np.cumsum([0, *counts]).tolist()
-        sources, targets = (keys >> TARGET_BITS).tolist(), (keys & (2**TARGET_BITS - 1)).tolist()
+        sources, targets = (keys >> 32).tolist(), (keys & (2**32 - 1)).tolist()
         start, longest = 0, 0  # of the batch; its longest target
         for run, (source, target) in enumerate(zip(sources, targets, strict=True)):
-            position, end = firsts[run], firsts[run + 1]
+            position, end = firsts[run : run + 2]
             while position < end:
                 most = self.sentences(source, max(longest, target))
                 if position < start + most:
@@ -152,13 +152,9 @@ class BatchLimits:
         return [*ends, firsts[-1]]
 
 
-# Bits of a target length in a combined length.
-TARGET_BITS = 32
-
-
 def combined(sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Return numbers (`int64`) that are ordered like pairs of source and target lengths."""
-    return (sources.astype(np.int64) << TARGET_BITS) | targets.astype(np.int64)
+    """Return numbers (`int64`) that are ordered like pairs of source and target lengths, which have 32 bits each."""
+    return (sources.astype(np.int64) << 32) | targets.astype(np.int64)
 
 
 def batches_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:

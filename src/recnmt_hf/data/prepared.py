@@ -39,12 +39,8 @@ from .tree_inputs import TreeEncoder, columns_of_trees, tree_columns
 T = TypeVar("T")
 logger = logging.get_logger(__name__)
 
-# Version of the preparation; part of the name of prepared data.
-PREPARATION = 2
 # Pairs that are tokenized at once; the encodings of more would take gigabytes.
 TOKENIZED_AT_ONCE = 2000
-# Share of unknown tokens above which a warning is logged.
-UNKNOWN_SHARE = 0.01
 # What two pairs have in common -> the sides that are compared.
 KEYS_OF_DUPLICATES = {"pair": (0, 1), "source": (0,), "target": (1,)}
 SIDES = ("source", "target")
@@ -103,8 +99,8 @@ def tokenize_pairs(
         columns |= {"source": sources, "target": targets}
         columns |= columns_of_trees(source.tree for source, _ in pairs) if trees else {}
         columns |= {name: [code] * len(pairs) for name, code in codes.items()}
-    languages = codes.get("source_lang"), codes.get("target_lang")
-    with in_languages(source_tokenizer, languages[0], None), in_languages(target_tokenizer, None, languages[1]):
+    source_lang, target_lang = codes.get("source_lang"), codes.get("target_lang")
+    with in_languages(source_tokenizer, source_lang, None), in_languages(target_tokenizer, None, target_lang):
         ids = [ids_of_texts(source_tokenizer, sources), ids_of_texts(target_tokenizer, targets, is_target=True)]
         edges: dict[str, Any] = {}
         if trees or settings.on_long == "truncate":
@@ -170,7 +166,7 @@ def prepare_dataset(
     corpora, tokenizers = parse_corpora(corpora), (source_tokenizer, target_tokenizer)
     codes = [corpus.language_columns(source_lang, target_lang, tokenizers) for corpus in corpora]
     identity = [
-        PREPARATION,
+        2,  # version of the preparation
         [corpus.fingerprint() for corpus in corpora],
         [source_lang, target_lang, *limits, on_empty, keep_text],
         list(map(tokenizer_fingerprint, tokenizers)),
@@ -181,22 +177,19 @@ def prepare_dataset(
     if folder.is_dir():
         return load_from_disk(str(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
-    links = any(corpus.alignments for corpus in corpora)
-    work: Callable[..., Any] = partial(
-        tokenize_pairs, tokenizers=tokenizers, settings=settings, trees=trees, links=links, keep_text=keep_text
+    common: dict[str, Any] = {"tokenizers": tokenizers, "settings": settings, "trees": trees, "keep_text": keep_text}
+    work: Any = partial(tokenize_pairs, **common, links=any(corpus.alignments for corpus in corpora))
+    batches = (
+        (batch, own)
+        for corpus, own in zip(corpora, codes, strict=True)
+        for batch in batched(corpus.rows(source_lang, target_lang, on_empty), TOKENIZED_AT_ONCE)
     )
-
-    def batches() -> Iterator[tuple[Any, ...]]:
-        for corpus, own in zip(corpora, codes, strict=True):
-            rows = corpus.rows(source_lang, target_lang, on_empty)
-            yield from ((batch, own) for batch in batched(rows, TOKENIZED_AT_ONCE))
-
     schema = pa.schema([(name, TYPES.get(name, pa.list_(pa.int64()))) for name in work([], codes[0])[0]])
     unknown, total = Counter[str](), Counter[str]()
     with partial_folder(folder.parent) as working:
         path = str(working / "tokenized.arrow")
         with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-            parts = in_processes(work, batches(), num_proc or 1)
+            parts = in_processes(work, batches, num_proc or 1)
             for columns, fits, is_alike in tqdm(parts, "Tokenizing", unit=f" x {TOKENIZED_AT_ONCE} pairs"):
                 table = pa.record_batch(columns, schema)
                 total["pairs"] += len(table)
@@ -223,7 +216,7 @@ def batched(rows: Iterator[T], size: int) -> Iterator[list[T]]:
 
 def warn_about_unknown(unknown: int, total: int, side: str = "") -> None:
     """Log a warning if more than a few tokens (of a side) are unknown."""
-    if unknown > UNKNOWN_SHARE * total:
+    if unknown > 0.01 * total:
         logger.warning(
             f"{100 * unknown / total:.1f}% of the {side}tokens are unknown to the {side}tokenizer. Use a larger "
             "vocabulary, or BPE with bytes for unknown characters."

@@ -316,8 +316,7 @@ def divide(data: ShardedDataset, seed: int, pool: int) -> list[list[Part]]:
     for number, record in enumerate(data.shards):
         corpora[record.corpus].append((number, record.pairs))
     sizes = [sum(pairs for _, pairs in own) for own in corpora]
-    rng = np.random.default_rng([seed, len(data.shards)])
-    drawn: list[Part] = []
+    rng, drawn = np.random.default_rng([seed, len(data.shards)]), list[Part]()
     for own, size, repeats in zip(corpora, sizes, data.mixture.repeats(sizes), strict=True):
         times = int(repeats)
         drawn += [Part(*shard, turn) for turn in range(times) for shard in own]
@@ -335,6 +334,5 @@ def divide(data: ShardedDataset, seed: int, pool: int) -> list[list[Part]]:
         pools[-1].append(part)
         size += part.pairs
     if size < pool / 2 and len(pools) > 1:
-        last = pools.pop()
-        pools[-1] += last
+        pools[-2:] = [pools[-2] + pools[-1]]
     return [sorted(parts) for parts in pools]

@@ -8,7 +8,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -54,23 +54,22 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
 @contextmanager
 def open_bytes(path: str | Path | None) -> Iterator[IO[bytes]]:
     """Open a file, a URL or standard input (`None`) to read; gzip and Zstandard are decompressed."""
-    opened: Any
-    content: Any
-    if path is None:
-        stream: Any = sys.stdin.buffer
-        opened = nullcontext(stream if hasattr(stream, "peek") else io.BufferedReader(stream))  # it stays open
-    else:
-        opened = open_url(str(path)) if is_url(path) else open(path, "rb")  # noqa: SIM115
-    with opened as file:
-        start, content = file.peek(4)[:4], nullcontext(file)
+    with ExitStack() as stack:
+        if path is None:
+            stream: Any = sys.stdin.buffer  # it stays open
+            file = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
+        elif is_url(path):
+            file = stack.enter_context(open_url(str(path)))
+        else:
+            file = stack.enter_context(open(path, "rb"))
+        start = file.peek(4)[:4]
         if GZIP.match(start):
-            content = gzip.open(file)  # noqa: SIM115
+            file = stack.enter_context(gzip.open(file))
         elif ZSTD.match(start):
             import pyarrow as pa
 
-            content = io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file), "zstd"))
-        with content as stream:
-            yield stream
+            file = stack.enter_context(io.BufferedReader(pa.CompressedInputStream(pa.PythonFile(file), "zstd")))
+        yield file
 
 
 def is_url(path: str | Path) -> bool:
@@ -103,7 +102,7 @@ def is_plain_file(path: str | Path) -> bool:
     """Return whether a path is that of a local regular file that is not compressed."""
     if is_url(path) or not Path(path).is_file():
         return False
-    with Path(path).open("rb") as file:
+    with open(path, "rb") as file:
         start = file.read(4)
     return not (GZIP.match(start) or ZSTD.match(start))
 

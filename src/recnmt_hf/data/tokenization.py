@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -19,19 +20,14 @@ from ..errors import UserError, short_repr
 from ..options import check_value
 
 
-PAD, START, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
-SPECIAL_TOKENS = [PAD, START, END, UNKNOWN]
+SPECIAL_TOKENS = PAD, START, END, UNKNOWN = ["<pad>", "<s>", "</s>", "<unk>"]
 TOKENIZER_TYPES = ("bpe", "word", "space", "character")
 # Marks a symbol that follows a space. In a text it is read as a space.
 GLUE = "▁"
-# The names that `tokenizers` gives to single bytes.
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-# BPE vocabularies of at least this size include them by default.
-BYTE_FALLBACK_SIZE = 1000
+# The names that `tokenizers` gives to single bytes, which BPE vocabularies of at least this size include by default.
+BYTES, BYTE_FALLBACK_SIZE = [f"<0x{byte:02X}>" for byte in range(256)], 1000
 # Random segmentations that a word has with BPE dropout, and those that are remembered.
 VARIANTS, REMEMBERED = 64, 2**18
-# Pairs on which the segmentation without dropout is compared with that of the tokenizer.
-CHECKED = 500
 NO_DROPOUT = "tokenizer.dropout is only supported by tokenizers of kind bpe."
 
 
@@ -86,12 +82,11 @@ def train_tokenizer(
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN) if kind == "bpe" else models.WordLevel(unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.Sequence(steps + ([normalizers.Lowercase()] if lowercase else []))
     tokenizer.pre_tokenizer, tokenizer.decoder = build_splitting(kind)
-    settings: dict[str, Any] = {"min_frequency": min_frequency, "special_tokens": SPECIAL_TOKENS}
-    settings["vocab_size"] = max(learnable, 0) + len(SPECIAL_TOKENS)
-    if byte_fallback:
-        settings |= {"limit_alphabet": max(learnable, 0), "initial_alphabet": [GLUE]}
+    size = max(learnable, 0)
+    settings: dict[str, Any] = {"limit_alphabet": size, "initial_alphabet": [GLUE]} if byte_fallback else {}
+    settings |= {"min_frequency": min_frequency, "special_tokens": SPECIAL_TOKENS, "show_progress": False}
     trainer_class: Any = trainers.BpeTrainer if kind == "bpe" else trainers.WordLevelTrainer
-    tokenizer.train_from_iterator(texts, trainer_class(**settings, show_progress=False))
+    tokenizer.train_from_iterator(texts, trainer_class(vocab_size=size + len(SPECIAL_TOKENS), **settings))
     if learnable < 1 or set(tokenizer.get_vocab()) <= {*SPECIAL_TOKENS, *([GLUE] if byte_fallback else [])}:
         least = f"{reserved + len(tags)}, the number of control tokens, bytes and tags"
         raise UserError(f"vocab_size={vocab_size} must exceed {least}, or there is no text.", field="vocab_size")
@@ -115,9 +110,8 @@ def train_tokenizer(
 
 def add_byte_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """Return a trained BPE tokenizer with symbols for bytes after the special tokens, and a decoder for them."""
-    state = json.loads(tokenizer.to_str())
+    state, first = json.loads(tokenizer.to_str()), len(SPECIAL_TOKENS)
     model = state["model"]
-    first = len(SPECIAL_TOKENS)
     vocabulary = {token: id if id < first else id + len(BYTES) for token, id in model["vocab"].items()}
     vocabulary.update({byte: first + i for i, byte in enumerate(BYTES)})
     model["vocab"], model["byte_fallback"] = vocabulary, True
@@ -245,7 +239,7 @@ class Resegmenter:
         fixed = tokenizer.added_tokens_decoder
         self.texts = {id: symbol for symbol, id in self.ids.items() if symbol in symbols and id not in fixed}
 
-    def __call__(self, ids: Sequence[int], seed: str, dropout: float | None = None) -> list[int]:
+    def __call__(self, ids: Sequence[int], seed: str) -> list[int]:
         """Return token ids of the same text; the seed draws the segmentation of each word."""
         rng = random.Random(seed)
         result: list[int] = []
@@ -253,8 +247,7 @@ class Resegmenter:
         for id in [*ids, None]:
             text = None if id is None else self.texts.get(id)
             if word and (text is None or text.startswith(GLUE)):
-                rate = self.dropout if dropout is None else dropout
-                result += segmentation(self, word, rng.randrange(VARIANTS), rate)
+                result += segmentation(self, word, rng.randrange(VARIANTS))
                 word = ""
             if text is not None:
                 word += text
@@ -264,9 +257,9 @@ class Resegmenter:
 
 
 @lru_cache(REMEMBERED)
-def segmentation(resegmenter: Resegmenter, word: str, variant: int, dropout: float) -> list[int]:
+def segmentation(resegmenter: Resegmenter, word: str, variant: int) -> list[int]:
     """Return the ids of a word: merge its symbols by rank, and leave out merges at random, anew in each round."""
-    rng = random.Random(f"{word}-{variant}")
+    rng, dropout = random.Random(f"{word}-{variant}"), resegmenter.dropout
     symbols = list(word)
     while len(symbols) > 1:
         found = [
@@ -299,10 +292,11 @@ class ResegmentedDataset(Dataset[dict[str, Any]]):
         self.epoch.fill_(epoch)
 
     def check(self) -> None:
-        """Raise `UserError` if without dropout words would be divided differently than by the tokenizers."""
-        rows = self.data.__getitems__(list(range(min(len(self.data), CHECKED))))
-        for name, resegmenter in zip(("input_ids", "labels"), self.resegmenters, strict=True):
-            if any(resegmenter(row[name], "", 0.0) != list(row[name]) for row in rows):
+        """Raise `UserError` if without dropout words of some pairs are divided differently than by the tokenizers."""
+        rows = self.data.__getitems__(list(range(min(len(self.data), 500))))
+        for name, plain in zip(("input_ids", "labels"), map(copy, self.resegmenters), strict=True):
+            plain.dropout = 0.0
+            if any(plain(row[name], "") != list(row[name]) for row in rows):
                 raise UserError(NO_DROPOUT, field="tokenizer.dropout")
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:

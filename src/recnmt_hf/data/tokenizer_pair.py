@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ from .tree_inputs import Relations, TreeEncoder, tree_options
 # Subfolder of a model's folder for the tokenizer of a target with a separate vocabulary.
 TARGET_TOKENIZER = "target_tokenizer"
 # Embeddings may have more rows than the tokenizer has symbols: they are rounded up for speed, or have a few extra rows.
-MULTIPLES = (8, 16, 32, 64, 128, 256)
-EXTRA_ROWS = 8
+MULTIPLES, EXTRA_ROWS = (8, 16, 32, 64, 128, 256), 8
 # Field of a configuration with the stamps of the model's tokenizers.
 STAMPS = "tokenizer_stamps"
 # Texts that tokenizers of the same symbols encode differently: case, accents (composed and decomposed), digits, spaces,
@@ -33,10 +33,6 @@ PROBES = (
     "  two  spaces\tand a tab </s> <pad> \u2581_ ",
     "\u6211\u4eec\u53bb\u5317\u4eac\u3002\uff21\u3000\u041f\u0440\u0438\u0432\u0435\u0442 \u03a3\u03af \ufb01",
 )
-# Number of symbols of the vocabulary that are also encoded, because it may have no symbol of the texts above.
-OWN_PROBES = 64
-# Ends messages about another tokenizer than the model's.
-REMEDY = "Use the model's own tokenizer (check=False skips this check), or stamp_tokenizers after training with others."
 
 
 class TokenizerPair:
@@ -144,7 +140,8 @@ class TokenizerPair:
                 end = min(ends, default=None)
                 difference = f"ends sentences with token {tokenizer.eos_token_id}, the model with eos_token_id={end}"
             if difference:
-                raise UserError(f"The {side} tokenizer {difference}. {REMEDY}", field=f"{side} tokenizer")
+                remedy = "Use the model's own (check=False skips this check), or stamp_tokenizers after training"
+                raise UserError(f"The {side} tokenizer {difference}. {remedy}.", field=f"{side} tokenizer")
         if strict:
             self.check_padding(getattr(config, "pad_token_id", None))
             for name in ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"):
@@ -212,18 +209,17 @@ def stamp(tokenizer: PreTrainedTokenizerBase, size: int | None = None, is_target
     size = 1 + symbols[-1][0] if size is None and symbols else size
     result = {"symbols": size, "sha256": checksum("\n".join(f"{id} {token}" for id, token in symbols))}
     language = min(language_ids(tokenizer), default=None)  # every text is encoded in its own
-    own = [token.replace("\u2581", " ") for _, token in symbols[:: max(1, len(symbols) // OWN_PROBES)]]
+    # The vocabulary may have no symbol of the texts, so some of its own are encoded too.
+    own = [token.replace("\u2581", " ") for _, token in symbols[:: max(1, len(symbols) // 64)]]
     probes = [*PROBES, *own, *(token.swapcase() for token in own)]
-    try:  # three times, since subwords may be sampled
-        with in_languages(tokenizer, language, language):
-            encodings = [
-                [[int(id) for id in encode_plain(tokenizer, text, is_target)["input_ids"]] for text in probes]
-                for _ in range(3)
-            ]
-    except Exception:  # the `tokenizers` library raises no other kind for a vocabulary without an unknown token
-        return result
-    if encodings[0] == encodings[1] == encodings[2]:
-        result["behaviour"] = checksum(json.dumps(encodings[0]))
+    with suppress(Exception), in_languages(tokenizer, language, language):
+        # The `tokenizers` library raises no other kind for a vocabulary without an unknown token.
+        first, *others = (
+            [[int(id) for id in encode_plain(tokenizer, text, is_target)["input_ids"]] for text in probes]
+            for _ in range(3)  # since subwords may be sampled
+        )
+        if others == [first, first]:
+            result["behaviour"] = checksum(json.dumps(first))
     return result
 
 

@@ -29,9 +29,8 @@ from .text import read_lines
 
 # Columns (or JSON keys) of a corpus with trees: lists of words, numbers and texts.
 COLUMNS = ("source_tokens", "source_heads", "source_relations")
-# Columns of a line of CoNLL-U, and the places of ID, FORM, HEAD and DEPREL.
-CONLLU_COLUMNS = 10
-ID, FORM, HEAD, RELATION = 0, 1, 6, 7
+# Number of columns of a line of CoNLL-U, and the places of ID, FORM, HEAD and DEPREL.
+CONLLU_COLUMNS, ID, FORM, HEAD, RELATION = 10, 0, 1, 6, 7
 # Names of the inputs, with their values at padding.
 HEADS, RELATIONS = "dependency_heads", "dependency_relations"
 TREE_INPUTS = {HEADS: -1, RELATIONS: 0}
@@ -39,8 +38,6 @@ TREE_INPUTS = {HEADS: -1, RELATIONS: 0}
 RELATIONS_FILE = "relations.json"
 # Names of unknown relations (id 0), and of the relation between the pieces of a word.
 UNKNOWN, PIECE = "<unk>", "<piece>"
-# Limit of the relations of the training data (Bastings et al., 2017, code).
-MOST_RELATIONS = 100
 
 
 def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
@@ -141,14 +138,10 @@ class Relations:
     subtypes: bool = False
 
     @classmethod
-    def count(
-        cls, sentences: Iterable[str | ParsedSentence], subtypes: bool = False, most: int = MOST_RELATIONS
-    ) -> Relations:
-        """Return the `most` most frequent relations of sentences; those without a tree are skipped."""
-        counts: Counter[str] = Counter()
-        for sentence in sentences:
-            if isinstance(sentence, ParsedSentence):
-                counts.update(name if subtypes else main_type(name) for name in sentence.relations)
+    def count(cls, sentences: Iterable[str | ParsedSentence], subtypes: bool = False, most: int = 100) -> Relations:
+        """Return the most frequent relations, by default as many as Bastings et al. (2017); a text has none."""
+        parsed = (sentence for sentence in sentences if isinstance(sentence, ParsedSentence))
+        counts = Counter(name if subtypes else main_type(name) for tree in parsed for name in tree.relations)
         names = sorted(counts.keys() - {UNKNOWN, PIECE}, key=lambda name: (-counts[name], name))
         return cls((UNKNOWN, *names[:most], PIECE), subtypes)
 
