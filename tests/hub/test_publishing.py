@@ -165,7 +165,7 @@ UPLOAD = """
 
 @pytest.mark.slow
 def test_pushing_and_loading_by_name(run_folder, repository_folder, tmp_path):
-    """Equal weights and translations; a second push sends what changed; branch, tag, proposal, collection, refusals."""
+    """Equal weights and translations; a second push sends what changed; branch, tag, proposal, refusals."""
     folder = tmp_path / "repository"
     shutil.copytree(repository_folder, folder)
     for name in ("own", "other"):
@@ -187,12 +187,11 @@ def test_pushing_and_loading_by_name(run_folder, repository_folder, tmp_path):
             said = publisher(UPLOAD.format(folder=str(folder), to={"name": "tester/model", **to}), tmp_path)
             return said, hub.uploaded[before:]
 
-        words = ["publish", str(run_folder), "tester/model", "--private", "--tag", "v1", "--collection", "tester/zoo-1"]
+        words = ["publish", str(run_folder), "tester/model", "--private", "--tag", "v1"]
         code, said = publisher(COMMAND.format(words=words), tmp_path)
         assert code == 0, said
         repository = hub.repositories["tester/model"]
-        assert repository.private and hub.collections == [("tester/zoo-1", "tester/model")]
-        assert "model.safetensors" in said and f"{address}/tester/model/commit/" in said
+        assert repository.private and "model.safetensors" in said and f"{address}/tester/model/commit/" in said
         assert set(hub.uploaded) == set(repository.commits[repository.at("v1")]) and all(map(is_allowed, hub.uploaded))
         assert send()[1] == []
         (folder / "translations/second.de").write_text("Hund\n")

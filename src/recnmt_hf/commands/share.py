@@ -38,7 +38,6 @@ def add_publish(parser: Parser) -> None:
     add_commit("--pull-request", action="store_true", help="open a pull request instead of committing")
     add_commit("--tag", help="tag for the commit, e.g. v1.0")
     add("--message", "-m", help="commit message")
-    add("--collection", metavar="SLUG", help="collection to add the model to")
 
 
 def run_publish(args: argparse.Namespace) -> None:
@@ -72,7 +71,7 @@ def run_publish(args: argparse.Namespace) -> None:
         if args.dry_run:
             print(f"{folder}: nothing was uploaded.")
             return
-        names = ("name", "kind", "private", "branch", "pull_request", "message", "tag", "collection")
+        names = ("name", "kind", "private", "branch", "pull_request", "message", "tag")
         print(upload(folder, read_options(Destination, args, names)))
 
 

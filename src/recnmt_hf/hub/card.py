@@ -29,12 +29,7 @@ from .checked_copy import model_folder, short_name, write_checked_copy
 
 
 SOURCE = "https://github.com/recnmt-hf/recnmt_hf"
-TEMPLATE = Path(__file__).with_name("card_template.md")
-# Rows in the table of a learning curve.
-MAX_ROWS = 12
 METRIC_NAMES = {"bleu": "BLEU", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
-# Runs before the code of a card, which must work without recnmt_hf.
-WITHOUT_PACKAGE = 'import sys\nsys.modules["recnmt_hf"] = None\n'
 # Environment variables that the code of a card inherits. Any other may contain a secret.
 ENVIRONMENT = re.compile(
     r"PATH|HOME|TMPDIR|TEMP|TMP|LANG|LC_\w+|LD_LIBRARY_PATH|LD_PRELOAD|DYLD_\w+|PYTHON(PATH|HOME|UTF8)|VIRTUAL_ENV"
@@ -134,7 +129,7 @@ def card_of_copy(
         "reads_trees": tree_options(config) is not None,
         "max_source_length": getattr(config, "max_position_embeddings", None) if has_limit else None,
     }
-    text = Path(template or TEMPLATE).read_text(encoding="utf-8")
+    text = Path(template or Path(__file__).with_name("card_template.md")).read_text(encoding="utf-8")
     return ModelCard.from_template(card_data(config, evidence, title, license), template_str=text, **values)
 
 
@@ -148,7 +143,7 @@ def run_isolated(code: str) -> str:
     with tempfile.TemporaryDirectory() as home:
         result = subprocess.run(
             [sys.executable, "-P", "-"],  # -P: the working folder's modules are not imported
-            input=WITHOUT_PACKAGE + code,
+            input=f'import sys\nsys.modules["recnmt_hf"] = None\n{code}',  # it must work without the package
             capture_output=True,
             encoding="utf-8",
             env={**variables, "HF_HOME": home, "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"},
@@ -233,10 +228,10 @@ def duration(seconds: float) -> str:
 
 
 def curve_table(curve: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of at most [`MAX_ROWS`] evaluations with means of outputs, evenly spread, including the last."""
+    """Return a table of at most 12 evaluations with means of outputs, evenly spread, including the last."""
     evaluated = [row for row in curve if "eval_loss" in row]
     means = sorted({name for row in evaluated for name in row if name.startswith("mean_")})
-    last, count, rows = len(evaluated) - 1, min(MAX_ROWS, len(evaluated)), []
+    last, count, rows = len(evaluated) - 1, min(12, len(evaluated)), []
     for row in (evaluated[round(k * last / max(count - 1, 1))] for k in range(count)):
         cells = {"step": f"{row['step']:,}"}
         for name in VALIDATION_METRICS:

@@ -16,10 +16,8 @@ from .checked_copy import check_fields, load_checked
 
 
 # Name of an activation in transformers -> in CTranslate2.
-ACTIVATIONS = {
-    **{"relu": "RELU", "gelu": "GELU", "gelu_new": "GELUTanh", "quick_gelu": "GELUSigmoid"},
-    **{"swish": "SWISH", "silu": "SWISH"},
-}
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_new": "GELUTanh", "quick_gelu": "GELUSigmoid", "swish": "SWISH"}
+ACTIVATIONS["silu"] = "SWISH"
 
 
 def export_ctranslate2(source: str | Path, output: str | Path, quantization: str = "float32", **kwargs: Any) -> Path:
@@ -85,8 +83,7 @@ def specification_of(model: Any, tokenizers: TokenizerPair) -> Any:
             if config.normalize_before:
                 self.set_layer_norm(spec.layer_norm, module.layer_norm)
             if hasattr(spec, "position_encodings"):
-                positions = module.embed_input.embed_positions
-                if positions is None:
+                if (positions := module.embed_input.embed_positions) is None:
                     table = torch.zeros(config.max_position_embeddings, config.d_model)
                 else:
                     table = positions.weight if hasattr(positions, "weight") else positions.table
@@ -118,10 +115,8 @@ def specification_of(model: Any, tokenizers: TokenizerPair) -> Any:
     specification.register_target_vocabulary(target)
     ends = model.generation_config.eos_token_id or config.eos_token_id
     specification.config.eos_token = target[ends[0] if isinstance(ends, list) else ends]
-    specification.config.decoder_start_token = target[config.decoder_start_token_id]
-    specification.config.bos_token = specification.config.decoder_start_token
-    unknown = tokenizers.source.unk_token_id
-    specification.config.unk_token = source[unknown if unknown is not None else 0]
+    specification.config.decoder_start_token = specification.config.bos_token = target[config.decoder_start_token_id]
+    specification.config.unk_token = source[tokenizers.source.unk_token_id or 0]
     return specification
 
 

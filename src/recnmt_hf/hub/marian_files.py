@@ -43,13 +43,11 @@ from .marian_settings import (
 )
 
 
-PADDING = "<pad>"
-# The byte of a line break, in SentencePiece models with byte fallback.
-NEWLINE = "<0x0A>"
+# The padding token, and the byte of a line break in SentencePiece models with byte fallback.
+PADDING, NEWLINE = "<pad>", "<0x0A>"
 # Array with the settings of the model, as YAML text that ends in a NUL.
 SETTINGS = "special:model.yml"
 MAX_SETTINGS = 2**16  # bytes; the parser needs seconds for more
-VERSION = 1
 # Types of items in the binary format that do not depend on the processor, with those of numpy.
 PLAIN_TYPES: dict[int, np.dtype[Any]] = {0x404: np.dtype("<f4"), 0x402: np.dtype("<f2"), 0x101: np.dtype("i1")}
 # 8-bit matrices: of marian-nmt/marian-dev, and of the forks of browsermt and Mozilla.
@@ -58,8 +56,6 @@ QUANTIZED_TYPES = (0x10001, 0x4101)
 BLOCK = 16
 # Weights are hardly compressible; a file that expands to more times its size is made to fill the memory.
 MAX_EXPANSION = 8
-# Endings of arrays with the scale of a layer's input, for arithmetic in 8 bits.
-INPUT_SCALE = "_QuantMultA"
 CONVERSION = "Pass the .npz file, or convert that with marian-conv --gemm-type float32 or intgemm8"
 
 
@@ -260,7 +256,7 @@ def read_marian_file(path: str | Path) -> MarianFile:
                 settings = array.tobytes()
             elif name in arrays or array.dtype not in (np.float32, np.float16):
                 raise ValueError(f"the array {name[:60]} is there twice, or has the type {array.dtype}. {CONVERSION}")
-            elif not name.endswith(INPUT_SCALE):
+            elif not name.endswith("_QuantMultA"):  # the scale of a layer's input, for arithmetic in 8 bits
                 arrays[name] = array.astype(np.float32)
             is_quantized |= is_rounded
     except Exception as error:  # numpy, zipfile, zlib and struct raise errors of many kinds without the file's name
@@ -301,8 +297,8 @@ def read_binary(content: bytes) -> Iterator[tuple[str, np.ndarray, bool]]:
         return struct.unpack(layout, file.read(struct.calcsize(layout)))
 
     version, count = numbers(2)
-    if version != VERSION:
-        raise ValueError(f"it is neither a .npz file nor version {VERSION} of the binary format")
+    if version != 1:
+        raise ValueError("it is neither a .npz file nor version 1 of the binary format")
     headers = [numbers(4) for _ in range(count)]
     names = [file.read(header[0]).removesuffix(b"\0").decode("utf-8") for header in headers]
     shapes = [numbers(header[2], "i") for header in headers]

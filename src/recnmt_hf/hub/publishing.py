@@ -53,8 +53,6 @@ SPACE, MODELS = "recnmt_space.json", "models"
 SPACE_FILES = (CARD, "app.py", "requirements.txt", SPACE)
 # Files of models that a Space downloads.
 FILES = (*(pattern for pattern in ALLOWED if pattern != "*.py"), "*.model")
-# Torch without CUDA: the free Spaces have no GPU.
-INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
 # Access tokens of the Hub, and escapes of JSON, YAML, Python and Markdown before or within one.
 TOKEN = re.compile(r"(?<![A-Za-z0-9])hf_(?:[a-z]+_)?[A-Za-z0-9]{20,}")
 ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[abfnrtv0]|(.))", re.DOTALL)
@@ -71,7 +69,6 @@ class Destination:
     pull_request: bool = False  # instead of a commit
     message: str | None = None
     tag: str | None = None
-    collection: str | None = None  # slug of a collection to add the model to
 
 
 def prepare_repository(source: str | Path, output: str | Path, name: str, shard: str = SHARD, **card: Any) -> Path:
@@ -109,11 +106,11 @@ def prepare_repository(source: str | Path, output: str | Path, name: str, shard:
         (working / CARD).write_text(card_of_copy(working, evidence, name, **card).content, encoding="utf-8")
         if (folder / EVIDENCE).is_file():
             evidence.save(working)
-        for name_of_file in (test.translations for test in evidence.tests):
-            if Path(name_of_file).parent != Path(TRANSLATIONS):  # it would lead to any file of this machine
-                raise UserError(f"{name_of_file} of evidence.json is not a file of translations.", field=name_of_file)
+        for file in (test.translations for test in evidence.tests):
+            if Path(file).parent != Path(TRANSLATIONS):  # it would lead to any file of this machine
+                raise UserError(f"{file} of evidence.json is not a file of translations.", field=file)
             (working / TRANSLATIONS).mkdir(exist_ok=True)
-            shutil.copyfile(folder / name_of_file, working / name_of_file)
+            shutil.copyfile(folder / file, working / file)
         if (recipe := recipe_of(folder, evidence)) is not None:
             (working / RECIPE).write_text(recipe, encoding="utf-8")
         check_contents(working)
@@ -182,11 +179,9 @@ def contains_token(content: bytes) -> bool:
         return chr(int(code, 16)) if code else plain or " "
 
     text, escaped = content.decode("utf-8", "replace"), ""
-    while text != escaped:
-        if TOKEN.search(text):
-            return True
+    while text != escaped and not TOKEN.search(text):
         text, escaped = ESCAPE.sub(character, text), text
-    return False
+    return text != escaped  # a token ended the search
 
 
 def upload(folder: str | Path, to: Destination) -> str:
@@ -204,8 +199,7 @@ def upload(folder: str | Path, to: Destination) -> str:
     kind: dict[str, Any] = {"repo_type": to.kind}
     with explained_requests(to.name):
         sdk = "gradio" if to.kind == "space" else None
-        created = api.create_repo(to.name, private=to.private, exist_ok=True, repo_type=to.kind, space_sdk=sdk)
-        name = created.repo_id
+        name = api.create_repo(to.name, private=to.private, exist_ok=True, space_sdk=sdk, **kind).repo_id
         if to.branch is not None:
             api.create_branch(name, branch=to.branch, exist_ok=True, **kind)
         present = api.list_repo_files(name, revision=to.branch, **kind)
@@ -228,8 +222,6 @@ def upload(folder: str | Path, to: Destination) -> str:
         )
         if to.tag is not None:
             api.create_tag(name, tag=to.tag, revision=commit.oid, exist_ok=False, **kind)
-        if to.collection is not None:
-            api.add_collection_item(to.collection, item_id=name, item_type=to.kind, exists_ok=True)
     return commit.pr_url or commit.commit_url
 
 
@@ -319,7 +311,8 @@ def prepare_space(models: Sequence[str], output: str | Path, name: str, license:
         files += files_of(working)
         (working / "app.py").write_text(APP, encoding="utf-8")
         (working / SPACE).write_text(json.dumps(places, indent=1, ensure_ascii=False), encoding="utf-8")
-        (working / "requirements.txt").write_text("\n".join([INDEX, *requirements(files), ""]), encoding="utf-8")
+        index = "--extra-index-url https://download.pytorch.org/whl/cpu"  # the free Spaces have no GPU
+        (working / "requirements.txt").write_text("\n".join([index, *requirements(files), ""]), encoding="utf-8")
         title = name.rpartition("/")[2]
         data = SpaceCardData(
             title=title,

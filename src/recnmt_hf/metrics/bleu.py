@@ -15,6 +15,7 @@ from sacrebleu.metrics.base import Metric as SacreMetric
 
 from .._plain_text import count_words
 from ..data.languages import main_language
+from ..data.text import first_line
 from ..errors import UserError, packages_of_extra, short_repr
 from ..options import check_value
 
@@ -85,12 +86,8 @@ def bleu_metric(
     try:
         return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none", references=references)
     except (RuntimeError, ImportError, OSError) as error:  # it needs a package or a download
-        first = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError(
-            f"tokenize={short_repr(tokenize)} cannot be used ({first}). Install the package that it requires, or "
-            "choose another tokenizer.",
-            field="tokenize",
-        ) from error
+        reason = f"tokenize={short_repr(tokenize)} cannot be used ({first_line(error).rstrip('.')})"
+        raise UserError(f"{reason}. Install its package, or choose another tokenizer.", field="tokenize") from error
 
 
 @cache
@@ -244,7 +241,6 @@ class TextMetric(evaluate.Metric):
         `dict`: `score` and `signature`.
     """
 
-    name = ""
     citation = ""
     score: Callable[..., MetricScore]
 

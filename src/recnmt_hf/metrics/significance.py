@@ -94,14 +94,11 @@ def compare_systems(
     statistics = [statistics_of(measure, hypotheses) for hypotheses in systems.values()]
     baseline, total, signature = statistics[0], statistics[0].sum(axis=0), measure.get_signature()
     if method == RANDOMIZATION:
-        signature.update("seed", str(seed))
-        signature.update("ar", samples)
+        signature.info.update(seed=str(seed), ar=samples)
     text = f"{signature}|test:{SIGN}" if method == SIGN else str(signature)
     scores = [score_of(measure, rows.sum(axis=0)) for rows in statistics]
-    found = [
-        Comparison(str(name), score, score - scores[0], None, None, text)
-        for name, score in zip(systems, scores, strict=True)
-    ]
+    pairs = zip(map(str, systems), scores, strict=True)
+    found = [Comparison(name, score, score - scores[0], None, None, text) for name, score in pairs]
     for comparison, rows in zip(found[1:], statistics[1:], strict=True):
         if method == SIGN:
             changes = [score_of(measure, total + difference) - scores[0] for difference in rows - baseline]
@@ -161,12 +158,9 @@ def chance(own: np.ndarray, other: np.ndarray, measure: Metric, exchanges: Itera
 
     sums, base, gap = own.sum(axis=1), other.sum(axis=1), own - other
     least = abs(mean_score(sums) - mean_score(base)) - ROUNDING
-    count = extreme = 0
-    for exchanged in exchanges:
-        moved = gap[:, exchanged].sum(axis=1)
-        extreme += abs(mean_score(sums - moved) - mean_score(base + moved)) >= least
-        count += 1
-    return (extreme + 1) / (count + 1)
+    moved = (gap[:, exchanged].sum(axis=1) for exchanged in exchanges)
+    extreme = [abs(mean_score(sums - one) - mean_score(base + one)) >= least for one in moved]
+    return (sum(extreme) + 1) / (len(extreme) + 1)
 
 
 def sign_p_value(better: int, worse: int) -> float:
@@ -212,9 +206,8 @@ def compare_runs(
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return `p_values` corrected for the number of comparisons (Holm, 1979), in their order."""
-    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
     corrected, largest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(order):
+    for rank, place in enumerate(np.argsort(p_values, kind="stable")):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
         corrected[place] = largest
     return corrected
