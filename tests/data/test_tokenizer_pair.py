@@ -38,11 +38,6 @@ def test_saved_and_loaded(tokenizer, separate, tmp_path, joint, subfolder):
         assert json.loads(file.read_text()) == json.loads(original.read_text())
 
 
-def test_a_pair_that_is_not_there(tmp_path):
-    with rejects(field=str(tmp_path / "nowhere")):
-        TokenizerPair.load(tmp_path / "nowhere")
-
-
 def test_a_pair_is_checked_against_a_model(tokenizer, separate):
     sizes = {"vocab_size": len(separate.source), "decoder_vocab_size": len(separate.target)}
     config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", share_encoder_decoder_embeddings=False, **sizes)

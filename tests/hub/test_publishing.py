@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +26,6 @@ from recnmt_hf.families import FAMILIES
 from recnmt_hf.hub import card as card_module
 from recnmt_hf.hub.card import run_isolated, write_card
 from recnmt_hf.hub.publishing import (
-    ALLOWED,
     check_contents,
     contains_token,
     files_of,
@@ -332,11 +332,6 @@ def test_contents_are_checked_again(tmp_path):
     (tmp_path / "config.json").symlink_to("/etc/passwd")
     with rejects(field="config.json"):
         check_contents(tmp_path)
-    assert not any(pattern.startswith("*") and pattern != "*.py" for pattern in ALLOWED)
-
-
-def cut(folder):
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-100])
 
 
 class Harm:
@@ -366,7 +361,7 @@ def tell_a_secret(folder):
         evidence.example = "hf_" + "a" * 34
 
 
-CHANGES = {cut: "model", pickle: "model", link: "test.de is a symbolic link", name_another_file: "modeling_gret.py"}
+CHANGES = {pickle: "model", link: "test.de is a symbolic link", name_another_file: "modeling_gret.py"}
 CHANGES[tell_a_secret] = "seems to contain an access token"
 
 
@@ -380,18 +375,8 @@ def test_what_is_not_published(run_folder, tmp_path, monkeypatch, change):
     assert not (tmp_path / "out").exists() and not (tmp_path / "harm").exists()
 
 
-def recipe_yaml(run_folder):
-    return yaml.safe_load((run_folder / "recipe.yaml").read_text())
-
-
-def prepared(folder, tmp_path):
-    """Name and content of each file of the repository that a model's folder becomes."""
-    out = prepare_repository(folder, tmp_path / "out", "tester/model")
-    return {name: (out / name).read_bytes() for name in files_of(out)}
-
-
 def test_the_recipe_of_a_run_is_published_with_its_own_model_alone(run_folder, tmp_path, capsys):
-    recipe = recipe_yaml(run_folder)
+    recipe = yaml.safe_load((run_folder / "recipe.yaml").read_text())
     shutil.copytree(run_folder / "model", tmp_path / "run/model")
     for other in (
         {"password": "unrelated"},
@@ -402,8 +387,8 @@ def test_the_recipe_of_a_run_is_published_with_its_own_model_alone(run_folder, t
         (tmp_path / "run/recipe.yaml").write_text(yaml.safe_dump(other))
         assert recipe_of(tmp_path / "run/model", Evidence.load(run_folder / "model")) is None
         assert f"{tmp_path / 'run/recipe.yaml'} is not published" in capsys.readouterr().err
-    files = prepared(tmp_path / "run", tmp_path)
-    assert "recipe.yaml" not in files and not any(b"unrelated" in content for content in files.values())
+    out = prepare_repository(tmp_path / "run", tmp_path / "out", "tester/model")
+    assert "recipe.yaml" not in files_of(out)
     shutil.copy(run_folder / "recipe.yaml", tmp_path / "run/recipe.yaml")
     (tmp_path / "run/model/evidence.json").unlink()
     assert recipe_of(tmp_path / "run/model", Evidence()) is None
@@ -412,7 +397,7 @@ def test_the_recipe_of_a_run_is_published_with_its_own_model_alone(run_folder, t
 def test_a_published_recipe_is_that_of_the_run(run_folder, repository_folder):
     """And is published again from a copy of the repository."""
     published = yaml.safe_load((repository_folder / "recipe.yaml").read_text())
-    own = recipe_yaml(run_folder)
+    own = yaml.safe_load((run_folder / "recipe.yaml").read_text())
     assert own["data"].pop("cache_dir").startswith("/") and own["data"].pop("num_proc", None) is None
     for name in ("report_to", "run_name", "project", "logging_dir"):
         own["training"].pop(name, None)
@@ -490,6 +475,7 @@ def test_two_tests_at_once_keep_both_scores(tmp_path):
     def test(name):
         at_once.wait(10)
         with Evidence.changing(tmp_path) as evidence:
+            time.sleep(0.02)  # without a lock the other one would read the same
             score = TestScore(name, {"bleu": 1.0}, "", 1, "", "", {}, f"translations/{name}.txt")
             add_score(evidence, tmp_path, score, ["ja"])
 
