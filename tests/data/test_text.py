@@ -6,11 +6,13 @@ import os
 import pickle
 import struct
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from datasets import Dataset, DatasetDict, Features, Translation
+from datasets import Dataset, Features, Translation
+from transformers import ByT5Tokenizer
 from user_errors import rejects
 
 from recnmt_hf.data.corpora import Corpus, load_pairs, load_test_set
@@ -21,12 +23,8 @@ from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.errors import UserError
 
 
-def write(path, text, encoding="utf-8"):
-    if path.suffix == ".gz":
-        with gzip.open(path, "wt", encoding=encoding) as file:
-            file.write(text)
-    else:
-        path.write_text(text, encoding=encoding)
+def write(path, text):
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return str(path)
 
 
@@ -49,10 +47,9 @@ def test_parallel_files(tmp_path, suffix):
 
 def test_ragged_files_are_counted(tmp_path):
     source, target = write(tmp_path / "a.en", "1\n2\n3\n4\n"), write(tmp_path / "a.de", "1\n2\n")
-    with rejects("lines, but", "4", "2"):
-        list(read_aligned([source, target]))
-    with rejects("lines, but", "2", "4"):
-        list(read_aligned([target, source]))
+    for paths in ([source, target], [target, source]):
+        with rejects("lines, but", "4", "2"):
+            list(read_aligned(paths))
 
 
 def test_several_references(tmp_path):
@@ -63,10 +60,8 @@ def test_several_references(tmp_path):
     assert load_test_set(corpus, "en", "de", "skip") == (["One.", "Three."], [["Eins.", "Drei."], ["Ein.", "Dreie."]])
     with rejects("2", field=second):
         load_test_set(corpus, "en", "de")
-    single = {"source": source, "target": first}
-    assert load_test_set([single], "en", "de") == (["One.", "Two.", "Three."], [["Eins.", "Zwei.", "Drei."]])
     with pytest.raises(ValueError, match="zip"):
-        load_test_set([single, corpus], "en", "de", "skip")
+        load_test_set([{"source": source, "target": first}, corpus], "en", "de", "skip")
     with rejects(field="target"):
         list(load_pairs(corpus, "en", "de"))
 
@@ -144,8 +139,7 @@ def hub_format(tmp_path):
     data = Dataset.from_dict(rows, features=Features({"translation": Translation(languages=["en", "de"])}))
     folder = tmp_path / "set"
     (folder / "data").mkdir(parents=True)
-    for split, part in DatasetDict({"train": data, "test": data.select([1])}).items():
-        part.to_parquet(str(folder / "data" / f"{split}-00000-of-00001.parquet"))
+    data.to_parquet(str(folder / "data/train-00000-of-00001.parquet"))
     return folder
 
 
@@ -182,12 +176,12 @@ def test_changed_files_of_datasets_are_read_again(tmp_path, split):
         assert list(corpus.pairs("en", "de")) == [SentencePair(text, text)]
 
 
+def prepared(tokenizer, folder, corpora, **settings):
+    return prepare_dataset(corpora, "en", "de", tokenizer, tokenizer, folder, **settings)
+
+
 def test_prepared_dataset_is_cached_filtered_and_keeps_text(tmp_path, tokenizer, monkeypatch):
-    corpora = [{"generated": "validation", "size": 30}]
-
-    def prepare(**more):
-        return prepare_dataset(corpora, "en", "de", tokenizer, tokenizer, tmp_path / "cache", **more)
-
+    prepare = partial(prepared, tokenizer, tmp_path / "cache", [{"generated": "validation", "size": 30}])
     data = prepare(keep_text=True)
     lengths = {"source_length", "target_length"}
     assert len(data) == 30 and set(data.column_names) == {"source", "target", "input_ids", "labels", *lengths}
@@ -206,10 +200,7 @@ def test_prepared_dataset_is_cached_filtered_and_keeps_text(tmp_path, tokenizer,
 
 def test_several_processes_tokenize_alike(tmp_path, tokenizer):
     corpora = {"generated": "validation", "size": 2000}
-    alone, shared = (
-        prepare_dataset(corpora, "en", "de", tokenizer, tokenizer, tmp_path / str(count), num_proc=count)
-        for count in (1, 2)
-    )
+    alone, shared = (prepared(tokenizer, tmp_path / f"{count}", corpora, num_proc=count) for count in (1, 2))
     assert alone[:] == shared[:]
 
 
@@ -265,15 +256,6 @@ def test_datasets_with_columns_of_other_values(tmp_path, rows, word):
         list(Corpus(dataset=str(tmp_path / "set")).pairs("en", "de"))
 
 
-# -- preparing --
-
-
-def prepared(tokenizer, folder, corpora=None, **settings):
-    if corpora is None:
-        corpora = {"tsv": write(Path(folder).parent / "pairs.tsv", "the dog sleeps\tder Hund schläft\n" * 30)}
-    return prepare_dataset(corpora, "en", "de", tokenizer, tokenizer, folder, **settings)
-
-
 def test_control_tokens_in_training_text_are_text(tmp_path, tokenizer):
     corpus = {"tsv": write(tmp_path / "a.tsv", "the <pad> dog </s>\tder <s> Hund </s>\n")}
     plain = tokenizer.__class__(tokenizer_object=tokenizer.backend_tokenizer, eos_token="</s>", pad_token="<pad>")
@@ -291,13 +273,11 @@ def test_unknown_tokens_are_reported(tmp_path, corpus, tokenizer, caplog):
     assert "66.7% of the target tokens" in caplog.text and "source tokens" not in caplog.text
     caplog.clear()
     prepared(words, tmp_path / "cache", foreign)
-    prepared(tokenizer, tmp_path / "cache")
+    prepared(tokenizer, tmp_path / "cache", {"generated": "train", "size": 30})
     assert "unknown" not in caplog.text
 
 
 def test_python_tokenizers_are_told_apart_by_what_they_do():
-    from transformers import ByT5Tokenizer
-
     first, again, more = ByT5Tokenizer(), ByT5Tokenizer(), ByT5Tokenizer(extra_ids=120)
     assert tokenizer_fingerprint(first) == tokenizer_fingerprint(again) != tokenizer_fingerprint(more)
     pair = Sentence("a </s>"), Sentence("<pad>")
@@ -309,9 +289,9 @@ def test_long_pairs_are_truncated_on_demand(tmp_path):
     write(tmp_path / "a.en", "a b c d e f\na b\n"), write(tmp_path / "a.de", "f e d c b a\nb a\n")
     tokenizer = train_tokenizer(["a b c d e f"], "word", 20)
     corpus = {"source": str(tmp_path / "a.en"), "target": str(tmp_path / "a.de")}
-    common = [corpus, "en", "de", tokenizer, tokenizer, tmp_path / "data", 4, 3]
-    assert len(prepare_dataset(*common)) == 1
-    data = prepare_dataset(*common, on_long="truncate", keep_text=True)
+    prepare = partial(prepared, tokenizer, tmp_path / "data", corpus, max_source_length=4, max_target_length=3)
+    assert len(prepare()) == 1
+    data = prepare(on_long="truncate", keep_text=True)
     assert data["source_length"][:] == [4, 3] and data["target_length"][:] == [3, 3]
     assert tokenizer.convert_ids_to_tokens(data[0]["input_ids"]) == ["▁a", "▁b", "▁c", "</s>"]
     assert tokenizer.convert_ids_to_tokens(data[0]["labels"]) == ["▁f", "▁e", "</s>"]
