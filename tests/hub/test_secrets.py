@@ -4,8 +4,8 @@ import base64
 import json
 import threading
 import traceback
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 import pytest
@@ -53,26 +53,15 @@ def server(corpus, tmp_path, monkeypatch):
     for name, value in {"HF_HUB_OFFLINE": False, "HF_DATASETS_CACHE": tmp_path / "cache"}.items():
         monkeypatch.setattr(f"datasets.config.{name}", value)
     monkeypatch.setattr("datasets.config.DOWNLOADED_DATASETS_PATH", tmp_path / "cache/downloads")
-    pairs = corpus["train"][:60]
-    files = {"/a.en": [p.en for p in pairs], "/a.de": [p.de for p in pairs]}
-    files["/a.tsv"] = [f"{pair.en}\t{pair.de}" for pair in pairs[:9]]
-    files["/a.jsonl"] = [json.dumps({"en": pair.en, "de": pair.de}) for pair in pairs]
-    contents = {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in files.items()}
+    lines = [(p.en, p.de, f"{p.en}\t{p.de}", json.dumps({"en": p.en, "de": p.de})) for p in corpus["train"][:60]]
+    names, columns = ("/a.en", "/a.de", "/a.tsv", "/a.jsonl"), zip(*lines, strict=True)
+    contents = {name: "\n".join(column).encode() for name, column in zip(names, columns, strict=True)}
+    contents["/short.de"] = b"Eins"
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Server,), {"files": contents})) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
         place = f"127.0.0.1:{http.server_port}"
         yield f"http://user:{FORMS[1]}@{place}", f"http://{place}"
         http.shutdown()
-
-
-@contextmanager
-def hub_that_echoes(monkeypatch):
-    """A Hub whose refusals repeat the access token that they got."""
-    with loopback_hub() as (hub, address):
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        hub.refuse, hub.echoes = 403, True
-        yield
 
 
 def assert_no_secret(*texts):
@@ -82,9 +71,8 @@ def assert_no_secret(*texts):
 
 
 def assert_no_secret_in(folder):
-    for path in (path for path in folder.rglob("*") if path.is_file()):
-        content = path.read_bytes().decode("latin1")
-        assert_no_secret(str(path), content.replace("\\/", "/"))
+    for path in filter(Path.is_file, folder.rglob("*")):
+        assert_no_secret(str(path), path.read_bytes().decode("latin1").replace("\\/", "/"))
 
 
 @pytest.mark.usefixtures("cards_of_one_process")
@@ -122,7 +110,10 @@ def test_a_secret_is_neither_stored_nor_printed(server, tmp_path, monkeypatch, c
             card = run / "model/README.md"
             card.write_text(card.read_text().replace("***@", f"user:{FORMS[1]}@"))
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    with hub_that_echoes(monkeypatch):
+    with loopback_hub() as (hub, address):
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        hub.refuse, hub.echoes = 403, True
         assert main(["publish", str(run), "tester/model", "--output", str(tmp_path / "out/again")]) == 2
     printed = capfd.readouterr()
     assert "tester/model: http" in printed.err and "Resuming from" in printed.out + printed.err
@@ -142,18 +133,16 @@ def wrong_corpora(private, public):
     signature = f"X-Amz-Signature={FORMS[1]}"
     yield from ({"tsv": f"{place}/none.tsv"} for place in (private, f"simplecache::{private}"))
     yield {"tsv": f"{public}/none.tsv?{signature}"}
-    yield {"tsv": f"{public}/a.tsv?token={FORMS[1]}"}
     yield {"tsv": f"http://user:{FORMS[1]}@127.0.0.1:9/a.tsv"}
     yield {"tsv": f"http://user:{FORMS[1]}@127.0.0.1:port/a.tsv"}
     yield {"tsv": f"unknown://user:{FORMS[1]}@host/a.tsv"}
     yield {"tsv": f"{private}/a.en"}
     yield {"jsonl": f"{private}/a.jsonl", "target_column": "fr"}
-    yield {"source": f"{private}/a.en", "target": f"{public}/a.tsv?{signature}"}
+    yield {"source": f"{private}/a.en", "target": f"{public}/short.de?{signature}"}
     for file in ("none.jsonl", "a.tsv", "a.jsonl"):
         yield {"dataset": "json", "data_files": f"{private}/{file}", "target_column": "fr"}
     yield {"tsv": [f"{private}/a.tsv"]}
     yield {"tsv": f"{private}/a.tsv", "kind": f"{private}/a.tsv"}
-    yield [f"{private}/a.tsv"]
     yield f"{private}/a.tsv"
 
 
@@ -164,7 +153,7 @@ def test_no_error_repeats_a_secret(server, tmp_path, capfd):
             list(load_pairs(corpus, "en", "de"))
         assert_no_secret("".join(traceback.format_exception(found.value)))
         file = tmp_path / f"{number}.yaml"
-        file.write_text(yaml.safe_dump({"data": {"train": corpus if isinstance(corpus, list) else [corpus]}}))
+        file.write_text(yaml.safe_dump({"data": {"train": [corpus]}}))
         assert main(["prepare", str(file), "--output", str(tmp_path / "out" / str(number))]) == 2
     file.write_text(yaml.safe_dump({"training": {"hub_token": [SECRET]}}))
     for words in (["train", str(file)], ["evaluate", "out", "--references", f"{server[0]}/none"]):

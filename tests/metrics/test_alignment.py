@@ -58,19 +58,16 @@ def test_error_rate_by_hand():
     assert str(score) == "AER 28.57 (precision 75.00, recall 66.67; 4 links, 3 sure, 4 possible)"
     with rejects(field="alignments"):
         alignment_error_rate(found[:1], gold)
-    none_found, none_sure = (
-        alignment_error_rate([a], [parse_links(b)]) for a, b in ((set(), "0-0"), ({(0, 0)}, "0p0"))
-    )
-    assert (none_found.aer, none_found.precision, none_found.recall) == (1, 0, 0)
-    assert (none_sure.aer, none_sure.precision, none_sure.recall) == (0, 1, 0)
+    for links, gold, expected in ((set(), "0-0", (1, 0, 0)), ({(0, 0)}, "0p0", (0, 1, 0))):
+        score = alignment_error_rate([links], [parse_links(gold)])
+        assert (score.aer, score.precision, score.recall) == expected
     with rejects("Neither the alignments nor the gold"):
         alignment_error_rate([set()], [parse_links("0p0")])
 
 
 def test_metric_of_evaluate():
     metric = AlignmentErrorRate()
-    assert isinstance(metric, evaluate.Metric) and metric.citation == "Och and Ney, 2003"
-    assert metric.description.startswith("Alignment error rate")
+    assert isinstance(metric, evaluate.Metric) and metric.description.startswith("Alignment error rate")
     result = metric.compute(predictions=["0-0 2-2 1-0", "0-1"], references=["0-0 1-1 2p2", "0-1"])
     assert result["aer"] == pytest.approx(2 / 7)
     metric.add_batch(predictions=["1-1"], references=["1-1"])
@@ -78,8 +75,6 @@ def test_metric_of_evaluate():
     assert (result["precision"], result["recall"]) == pytest.approx((3 / 4, 2 / 3))
     with rejects(field="reference 2"):
         metric.compute(predictions=["1-1", "1-1"], references=["1-1", "0-1"], one_based=True)
-    with rejects(field="prediction 1"):
-        metric.compute(predictions=["1:1"], references=["1-1"])
 
 
 # -- tokens and words --
@@ -97,7 +92,6 @@ def test_tokens_belong_to_the_words_they_are_parts_of(kind):
             if word is not None:
                 parts[word] = parts.get(word, "") + tokenizer.convert_ids_to_tokens(token).replace("▁", "").strip()
         assert [parts[word] for word in sorted(parts)] == text.split()
-        assert words_of_tokens(tokenizer, text, is_target=True) == (ids, words)
     ids, words = words_of_tokens(tokenizer, "Ж the")  # unknown characters are words all the same
     assert words[0] == 0 and words[-2] == 1
 
@@ -105,9 +99,8 @@ def test_tokens_belong_to_the_words_they_are_parts_of(kind):
 def test_bytes_belong_to_the_word_of_their_character():
     tokenizer = train_tokenizer(["the dog"] * 3, "bpe", 300, byte_fallback=True)
     ids, words = words_of_tokens(tokenizer, "the Ж世 dog 🙂")
-    assert len(ids) > 12 and words[-1] is None
-    known = [word for word in words if word is not None]
-    assert known == sorted(known) and known.count(1) >= 5 and known.count(3) >= 4 and set(known) == {0, 1, 2, 3}
+    assert len(ids) > 12 and words.pop() is None
+    assert words == sorted(words) and words.count(1) >= 5 and words.count(3) >= 4 and set(words) == {0, 1, 2, 3}
 
 
 class TokenizerOfTwoSides(PreTrainedTokenizerFast):
@@ -138,13 +131,11 @@ def test_spaces_and_control_tokens_anywhere():
 def test_links_to_the_end_token_are_dropped(folder, monkeypatch):
     translator = Translator.from_pretrained(folder, device="cpu")
     source, target = "The dog", "Der Hund"
-    ids, words = words_of_tokens(translator.tokenizer, source)
-    answer, spoken = words_of_tokens(translator.target_tokenizer, target, True)
-    attention = torch.zeros(1, 1, len(answer), len(ids))
-    attention[0, 0, :, len(ids) - 1] = 1.0
-    for place, word in enumerate(spoken):
-        if word == 1:
-            attention[0, 0, place] = torch.tensor([0.6 if other == 0 else 0.0 for other in words])
+    _, words = words_of_tokens(translator.tokenizer, source)
+    _, spoken = words_of_tokens(translator.target_tokenizer, target, True)
+    attention = torch.zeros(1, 1, len(spoken), len(words))
+    attention[..., -1] = 1.0
+    attention[0, 0, [word == 1 for word in spoken]] = torch.tensor([0.6 * (word == 0) for word in words])
     monkeypatch.setattr(translator.backend, "attention", lambda sources, targets: (attention,))
     (found,) = align_pairs(translator, [source], [target])
     assert found.links == [(0, 1)] and found.to_pharaoh() == "0-1"
@@ -159,21 +150,18 @@ def test_translate_and_align_link_alike(model, corpus, request):
     with torch.no_grad():
         for parameter in translator.model.parameters():
             parameter.mul_(3.0)  # attention that differs between words
-    known = set(words.get_vocab())
-    sentences = [pair.en for pair in corpus["train"] if all(f"▁{word}" in known for word in pair.en.split())][:6]
+    sentences = [pair.en for pair in corpus["train"] if 3 not in words(pair.en)["input_ids"]][:6]
     assert len(sentences) > 2
-    options = {"beams": 1, "alignments": True, "max_length_extra": 2}
-    dropped = linked = 0
+    linked = 0
     for layer in (None, 0, "mean"):
-        for translation in translator(sentences, **options, alignment_layer=layer):
+        options = {"beams": 1, "alignments": True, "max_length_extra": 2, "alignment_layer": layer}
+        for translation in translator(sentences, **options):
             hypothesis = translation.hypotheses[0]
-            if not hypothesis.text:
-                continue
-            tokens = [token for token in hypothesis.tokens if token != 2]
-            assert words(hypothesis.text)["input_ids"][:-1] == tokens
-            (found,) = align_pairs(translator, [translation.source], [hypothesis.text], layer)
-            assert found.links == [tuple(link) for link in hypothesis.alignment]
-            dropped, linked = dropped + len(tokens) - len(found.links), linked + len(found.links)
+            if hypothesis.text:
+                assert words(hypothesis.text)["input_ids"][:-1] == [id for id in hypothesis.tokens if id != 2]
+                (found,) = align_pairs(translator, [translation.source], [hypothesis.text], layer)
+                assert found.links == [tuple(link) for link in hypothesis.alignment]
+                linked += len(found.links)
     assert linked
 
 
@@ -200,10 +188,8 @@ def test_attention_is_the_models_own(folder):
         inputs = translator.tokenizer(source, return_tensors="pt")
         attention = translator.model(**inputs, labels=labels, output_attentions=True).cross_attentions[0][0, 0]
         _, words = words_of_tokens(translator.tokenizer, source)
-        first = [
-            row for row, word in enumerate(words_of_tokens(translator.target_tokenizer, target, True)[1]) if word == 0
-        ]
-        own = attention[first].mean(0)[[place for place, word in enumerate(words) if word == 1]].sum()
+        _, spoken = words_of_tokens(translator.target_tokenizer, target, True)
+        own = attention[[word == 0 for word in spoken]].mean(0)[[word == 1 for word in words]].sum()
         assert found.weights[0, 1] == pytest.approx(own.item(), abs=1e-5)
     with pytest.raises(ValueError, match="is longer"):
         list(align_pairs(translator, ["a"], ["a", "b"]))

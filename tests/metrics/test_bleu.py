@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import langcodes
 import pytest
-from sacrebleu import BLEU
+import sacrebleu
 from user_errors import rejects
 
 from recnmt_hf.metrics import (
@@ -78,16 +78,10 @@ def test_texts_without_spaces_are_compared_by_parts():
         assert score.score > 50 > sacrebleu_score([text[:-1] + "x"], [text]).score == 0
         assert f"tok:{tokenizer}|" in score.signature
         with suppress(RuntimeError):  # its package is not installed
-            own = BLEU(trg_lang=language).tokenizer.signature()
+            own = sacrebleu.BLEU(trg_lang=language).tokenizer.signature()
             assert own == "13a" or tokenizer == own
     assert bleu_tokenizer("cmn_Hans") == bleu_tokenizer("yue") == "zh"
     assert {bleu_tokenizer(code) for code in (None, "", "de", "eng_Latn", "unknown")} == {"13a"}
-
-
-def test_bins_count_characters_of_scripts_without_spaces():
-    sources = ["我今天去 学校", "one two", "วันนี้"]
-    found = scores_by_length(sources, ["a"] * 3, ["a"] * 3, edges=[2, 6])
-    assert [(name, count) for name, count, _ in found] == [("(0, 2]", 1), ("(2, 6]", 2)]
 
 
 def test_tokenized_bleu_separates_words_as_moses_does():
@@ -97,16 +91,13 @@ def test_tokenized_bleu_separates_words_as_moses_does():
     found = tokenized_bleu_score(french, references, language="fr")
     assert found.score == pytest.approx(multi_bleu(apart, [["l' homme & l' enfant voit l' arbre ."]]))
     assert (found.name, found.signature.rpartition("|")[2]) == ("tokenized BLEU", "pretok:moses-fr")
-    plain = tokenized_bleu_score(french, references, lowercase=True)
-    assert (plain.name, plain.signature.rpartition("|")[2]) == ("tokenized BLEU (case-insensitive)", "pretok:none")
     assert tokenized_bleu_score(["a & b c"], ["a &amp; b c"], language="en").score == 0
 
 
 @pytest.mark.parametrize("metric", [Bleu, ChrF, Ter, TokenizedBleu])
 def test_metric_classes(metric):
     single = metric().compute(predictions=HYPOTHESES, references=REFERENCES)
-    several = metric().compute(predictions=HYPOTHESES, references=[[r] for r in REFERENCES])
-    assert single["score"] == several["score"] and single["signature"]
+    assert single == metric().compute(predictions=HYPOTHESES, references=[[r] for r in REFERENCES])
     both = metric().compute(predictions=HYPOTHESES, references=[list(r) for r in zip(REFERENCES, SECOND, strict=True)])
     assert "nrefs:2" in both["signature"]
 
@@ -136,8 +127,8 @@ def test_bins_by_length():
     assert bins[0][2].score == pytest.approx(sacrebleu_score(HYPOTHESES[:2], REFERENCES[:2]).score)
     empty = scores_by_length(["", *sources[1:]], HYPOTHESES, REFERENCES, [15])
     assert empty[0][0] == "[0, 15]" and sum(count for _, count, _ in empty) == len(sources)
-    by_letters = scores_by_length(["a b", "abcd e"] * 2, HYPOTHESES, REFERENCES, [3], length=len)
-    assert [(name, count) for name, count, _ in by_letters] == [("(0, 3]", 2), ("(3, inf]", 2)]
+    unspaced = scores_by_length(["我今天去 学校", "one two", "วันนี้", "one"], HYPOTHESES, REFERENCES, [2, 6])
+    assert [(name, count) for name, count, _ in unspaced] == [("(0, 2]", 2), ("(2, 6]", 2)]
 
 
 @pytest.mark.parametrize("method", ["bootstrap", "randomization", "sign"])
@@ -151,9 +142,8 @@ def test_significance(method):
     found = compare_systems(systems, references, method, samples=300)
     assert [each.system for each in found] == ["baseline", "better", "same"]
     assert found[0].p_value is None and found[0].difference == 0
-    assert found[1].difference > 5 and found[1].p_value < 0.01
-    assert found[2].p_value > 0.05
-    assert [c.p_value for c in compare_systems(systems, references, method, samples=300)] == [c.p_value for c in found]
+    assert found[1].difference > 5 and found[1].p_value < 0.01 < 0.05 < found[2].p_value
+    assert compare_systems(systems, references, method, samples=300) == found
 
 
 def test_tokenizer_of_bins_and_significance():
@@ -168,12 +158,8 @@ def test_tokenizer_of_bins_and_significance():
 
 
 def test_tokenizers_that_cannot_be_used(monkeypatch):
-    import sacrebleu
-
     with rejects(field="tokenize"):
-        sacrebleu_score(HYPOTHESES, REFERENCES, tokenize="mecab")
-    with rejects(field="tokenize"):
-        Bleu().compute(predictions=HYPOTHESES, references=REFERENCES, tokenize="klingon")
+        Bleu().compute(predictions=HYPOTHESES, references=REFERENCES, tokenize="mecab")
 
     def lacks(name):
         raise RuntimeError("Please install mecab-python3.")
