@@ -34,7 +34,6 @@ from recnmt_hf.data.sharding import (
     probability,
     read_keys,
 )
-from recnmt_hf.data.text import read_lines
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
 from recnmt_hf.data.tree_inputs import Relations, TreeEncoder, tree_options
@@ -388,19 +387,6 @@ def test_datasets_are_read_as_streams(tokenizers, tmp_path):
     before = matching.fingerprint()
     pq.write_table(pa.Table.from_pylist(rows[:60]), tmp_path / "rows.parquet")
     assert matching.fingerprint() != before
-
-
-def test_urls(files, tokenizers, tmp_path):
-    import fsspec
-
-    memory = fsspec.filesystem("memory")
-    for language in ("en", "de"):
-        memory.pipe(f"/corpus/text.{language}.zst", (files / f"text.{language}.zst").read_bytes())
-    corpus = Corpus(source="memory://corpus/text.en.zst", target="memory://corpus/text.de.zst")
-    manifest = prepare_shards([corpus], tokenizers, tmp_path / "out", settings(on_empty="skip"))
-    assert manifest["read"] == 597
-    with rejects(field="memory://corpus/none.en"):
-        next(read_lines("memory://corpus/none.en"))
 
 
 def test_lines_that_cannot_be_used_are_named(tokenizers, tmp_path):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from loopback_hub import loopback_hub
+from loopback_hub import ONLINE, loopback_hub
 from other_processes import other_process
 from transformers import AutoModelForSeq2SeqLM
 from user_errors import rejects
@@ -97,7 +97,6 @@ CODE = """
     tokens = model.generate(torch.tensor([[5, 6, 7, 2]]), max_new_tokens=5)
     found = [type(model).__name__, type(base).__name__, tokens.tolist()]
 """
-ONLINE = {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_fake", "HF_HUB_OFFLINE": "0"}
 
 
 @pytest.mark.slow

@@ -133,8 +133,6 @@ def test_graphs_quantized_by_onnx_runtime(name, exported, corpus, repository, tm
     sources, targets = [pair.en for pair in pairs], [pair.de for pair in pairs]
     scores = [torch.tensor([score.log_prob for score in each.score(sources, targets)]) for each in (own, other)]
     torch.testing.assert_close(*scores, rtol=0.1, atol=0.5)
-    texts = [[t.text for t in each.translate(sources, beams=3, max_length_extra=8)] for each in (own, other)]
-    assert len(texts[1]) == len(texts[0]) and sum(map(str.__eq__, *texts)) >= 3
 
 
 @pytest.mark.slow

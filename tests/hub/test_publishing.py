@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
-from loopback_hub import loopback_hub
+from loopback_hub import ONLINE, loopback_hub
 from other_processes import other_process
 from safetensors.torch import load_file
 from user_errors import rejects
@@ -61,7 +61,6 @@ def run_folder(tmp_path_factory):
     recnmt_hf.train(recipe, folder)
     for name in ("optimizer.pt", "training_args.bin", "events.out.tfevents.1", ".env", "notes.txt", "data.tsv"):
         (folder / "model" / name).write_text("private")
-    (folder / "model" / "runs").mkdir()
     return folder
 
 
@@ -79,7 +78,7 @@ def test_what_a_repository_holds(run_folder, repository_folder):
         *("recipe.yaml", "evidence.json", "translations/test.de"),
     ):
         assert needed in names
-    assert all(map(is_allowed, names)) and not any("private" in name or "runs" in name for name in names)
+    assert all(map(is_allowed, names))
     own = load_file(run_folder / "model/model.safetensors")
     found = load_file(repository_folder / "model.safetensors")
     assert own.keys() == found.keys() and all(torch.equal(own[name], found[name]) for name in own)
@@ -170,11 +169,10 @@ def test_pushing_and_loading_by_name(run_folder, repository_folder, tmp_path):
     shutil.copytree(repository_folder, folder)
     for name in ("own", "other"):
         (tmp_path / name).mkdir()
-    online = {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_fake", "HF_HUB_OFFLINE": "0"}
     with (
         loopback_hub() as (hub, address),
-        other_process("publisher", tmp_path / "own", HF_ENDPOINT=address, **online) as publisher,
-        other_process("stranger", tmp_path / "other", HF_ENDPOINT=address, **online) as reader,
+        other_process("publisher", tmp_path / "own", HF_ENDPOINT=address, **ONLINE) as publisher,
+        other_process("stranger", tmp_path / "other", HF_ENDPOINT=address, **ONLINE) as reader,
     ):
 
         def send(licence=None, **to):
@@ -220,9 +218,7 @@ def test_pushing_and_loading_by_name(run_folder, repository_folder, tmp_path):
         # A model's own push has code, and a card whose code runs.
         code = f"""
             from recnmt_hf import GRETForConditionalGeneration
-            model = GRETForConditionalGeneration.from_pretrained({local!r})
-            model.push_to_hub("tester/plain")
-            found = True
+            found = str(GRETForConditionalGeneration.from_pretrained({local!r}).push_to_hub("tester/plain"))
         """
         assert publisher(code, tmp_path)
         plain = hub.repositories["tester/plain"]
@@ -268,36 +264,19 @@ def test_dry_run_and_card(run_folder, tmp_path, capsys):
     assert card.data.pipeline_tag == card.data.eval_results[0].task_type == "summarization"
 
 
-EVIL = """
-import pathlib
-pathlib.Path({marker!r}).touch()
-from transformers import PreTrainedTokenizerFast
-from recnmt_hf import GRETConfig, GRETForConditionalGeneration
-class Evil(PreTrainedTokenizerFast):
-    pass
-class EvilConfig(GRETConfig):
-    pass
-class EvilModel(GRETForConditionalGeneration):
-    pass
-"""
-
-
 def test_code_of_the_folder_neither_runs_nor_is_published(run_folder, tmp_path):
     """Also where its files name code of another folder beside the installed class, which is loaded in its place."""
     folder = shutil.copytree(run_folder / "model", tmp_path / "model")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for path in (folder / "evil.py", folder / "modeling_gret.py", elsewhere / "evil.py"):
-        path.write_text(EVIL.format(marker=str(tmp_path / "code-was-run")))
+        path.write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'code-was-run')!r}).touch()\n")
     for place in ("", f"{elsewhere}--"):
         tokenizers = [f"{place}evil.Evil", f"{place}evil.Evil"]
-        models = {"AutoConfig": "EvilConfig", "AutoModel": "EvilModel", "AutoModelForSeq2SeqLM": "EvilModel"}
-        models |= {"AutoModelForCausalLM": "EvilModel"}
-        for name, value in {
-            "config.json": {each: f"{place}evil.{kind}" for each, kind in models.items()},
-            "tokenizer_config.json": {"AutoTokenizer": tokenizers},
-            "target_tokenizer/tokenizer_config.json": tokenizers,
-        }.items():
+        models = {"AutoConfig": f"{place}evil.EvilConfig"}
+        models |= dict.fromkeys(("AutoModel", "AutoModelForSeq2SeqLM"), f"{place}evil.EvilModel")
+        values = {"config.json": models, "tokenizer_config.json": {"AutoTokenizer": tokenizers}}
+        for name, value in {**values, "target_tokenizer/tokenizer_config.json": tokenizers}.items():
             settings = json.loads((folder / name).read_text())
             (folder / name).write_text(json.dumps({**settings, "auto_map": value}))
         write_card(folder)
@@ -334,16 +313,11 @@ def test_contents_are_checked_again(tmp_path):
         check_contents(tmp_path)
 
 
-class Harm:
-    """Code that would run where it is read."""
-
-    def __reduce__(self):
-        return (os.mkdir, ("harm",))
-
-
 def pickle(folder):
+    """Replace the weights by code that would run where they are read."""
     (folder / "model.safetensors").unlink()
-    torch.save({"a": Harm()}, folder / "pytorch_model.bin")
+    harm = type("Harm", (), {"__reduce__": lambda self: (os.mkdir, ("harm",))})
+    torch.save({"a": harm()}, folder / "pytorch_model.bin")
 
 
 def link(folder):
@@ -352,13 +326,12 @@ def link(folder):
 
 
 def name_another_file(folder):
-    with Evidence.changing(folder) as evidence:
-        evidence.tests[0].translations = "translations/../modeling_gret.py"
+    evidence = folder / "evidence.json"
+    evidence.write_text(evidence.read_text().replace("translations/test.de", "translations/../modeling_gret.py"))
 
 
 def tell_a_secret(folder):
-    with Evidence.changing(folder) as evidence:
-        evidence.example = "hf_" + "a" * 34
+    Evidence(example="hf_" + "a" * 34).save(folder)
 
 
 CHANGES = {pickle: "model", link: "test.de is a symbolic link", name_another_file: "modeling_gret.py"}
@@ -453,10 +426,10 @@ def test_scores_of_later_tests_join_the_card(run_folder, tmp_path, capsys):
     sources.write_text("the dog sleeps .\nwe see the cat .\n")
     references.write_text("der Hund schläft .\nwir sehen die Katze .\n")
     words = ["--set", "mine", str(sources), str(references), "--beams", "1"]
-    assert main(["test", str(tmp_path / "new"), *words, "--baseline", str(tmp_path / "old")]) == 2
-    assert "mine" in capsys.readouterr().err
+    against_old = ["test", str(tmp_path / "new"), *words, "--baseline", str(tmp_path / "old")]
+    assert main(against_old) == 2 and "mine" in capsys.readouterr().err
     assert main(["test", str(tmp_path / "old"), *words]) == 0
-    assert main(["test", str(tmp_path / "new"), *words, "--baseline", str(tmp_path / "old")]) == 0
+    assert main(against_old) == 0
     assert "p = 1.0000 (approximate randomization, 1000 samples)" in capsys.readouterr().out
     score = Evidence.load(tmp_path / "new").tests[-1]
     assert (score.name, score.baseline, score.p_value, score.decoding["beams"]) == ("mine", "old", 1.0, 1)
@@ -464,8 +437,7 @@ def test_scores_of_later_tests_join_the_card(run_folder, tmp_path, capsys):
     assert main(["publish", "--card-only", str(tmp_path / "new")]) == 0
     assert "| mine | 2 |" in (tmp_path / "new/README.md").read_text()
     references.write_text("anders .\nanders .\n")
-    assert main(["test", str(tmp_path / "new"), *words, "--baseline", str(tmp_path / "old")]) == 2
-    assert "mine" in capsys.readouterr().err
+    assert main(against_old) == 2 and "mine" in capsys.readouterr().err
 
 
 def test_two_tests_at_once_keep_both_scores(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from loopback_hub import loopback_hub
+from loopback_hub import ONLINE, loopback_hub
 from other_processes import other_process
 from user_errors import rejects
 
@@ -92,10 +92,9 @@ def test_requirements_follow_the_tokenizers():
 @pytest.mark.slow
 def test_uploading_a_space(space, tiny_folder, tmp_path):
     """A second upload sends what changed; a model of the Hub keeps its commit; a Space of somebody else stays."""
-    online = {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_fake", "HF_HUB_OFFLINE": "0"}
     with (
         loopback_hub() as (hub, address),
-        other_process("publisher", tmp_path, HF_ENDPOINT=address, **online) as publisher,
+        other_process("publisher", tmp_path, HF_ENDPOINT=address, **ONLINE) as publisher,
     ):
 
         def send(folder, models=(), **to):
@@ -112,9 +111,8 @@ def test_uploading_a_space(space, tiny_folder, tmp_path):
         assert send(space)[1] == [card]
 
         code = f"""
-            from recnmt_hf import NMTTransformerForConditionalGeneration
-            NMTTransformerForConditionalGeneration.from_pretrained({str(tiny_folder)!r}).push_to_hub("tester/small")
-            found = True
+            from recnmt_hf import NMTTransformerForConditionalGeneration as Model
+            found = str(Model.from_pretrained({str(tiny_folder)!r}).push_to_hub("tester/small"))
         """
         assert publisher(code, tmp_path)
         said, _ = send(tmp_path / "second", ["tester/small"])

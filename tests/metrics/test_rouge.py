@@ -97,16 +97,6 @@ def test_errors():
     assert [each.score for each in rouge_scores(["", "a"], ["b", "a"])] == [50.0, 0.0, 50.0]
 
 
-def test_a_better_system_is_found_better():
-    references = [f"die {n} Hunde laufen über die {m} Wiesen" for n in range(6) for m in range(6)]
-    worse = [line.replace("laufen", "schlafen") if i % 3 else line for i, line in enumerate(references)]
-    found = compare_systems({"worse": worse, "whole": references}, references, metric="rougeL", samples=200)
-    assert found[1].score == 100 and found[1].difference > 5 and found[1].p_value < 0.01
-    assert found[0].interval[0] == pytest.approx(found[0].score, abs=1)
-    same = compare_systems({"a": worse, "b": list(worse)}, references, metric="rouge2", samples=50)
-    assert same[1].difference == 0 and same[1].p_value == 1
-
-
 def test_the_command(tmp_path, capsys, monkeypatch):
     names = {"a": CHINESE, "b": REFERENCES, "ref": REFERENCES, "src": ["长" * 20, "短", "短短"]}
     for name, lines in names.items():
