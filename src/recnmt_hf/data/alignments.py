@@ -19,15 +19,12 @@ from .text import read_lines, side_by_side
 
 # Units that the positions of links count: words separated by spaces, or tokens without control tokens.
 ALIGNMENT_UNITS = ("words", "tokens")
+# A sure link (`1-3`) or a possible one (`1p3`, `1?3`).
 LINK = re.compile(r"(\d{1,9})([-p?])(\d{1,9})")
 
 
 def marked_links(line: str, place: str, one_based: bool = False) -> Iterator[tuple[tuple[int, int], bool]]:
-    """
-    Yield the links `(source, target)` of a line such as `0-0 1-2`, positions from 0 (with `one_based` the line has them
-    from 1), and whether they are sure (`1-3`) or only possible (`1p3` or `1?3`). `place` is the name of the line in
-    messages. `UserError` for a link of another form, or a position below the first.
-    """
+    """Yield the links of a line, as positions from 0, and whether they are sure; `place` names it in messages."""
     for word in line.split():
         match = LINK.fullmatch(word)
         link = (int(match[1]) - one_based, int(match[3]) - one_based) if match else (-1, -1)
@@ -109,9 +106,8 @@ def links_of_pairs(
     ids: Sequence[Sequence[Sequence[int]]],
 ) -> list[list[int]]:
     """
-    Return the links between the tokens of each pair as `[source, target, source, target, ...]`. Every token of a target
-    unit is linked to every token of its source unit; links of truncated or dropped tokens are left out. `tokenizers`
-    and `ids` are those of both sides. `UserError` for a malformed link, or a position beyond the sentence.
+    Return the links between the tokens of each pair as `[source, target, source, target, ...]`: from every token of a
+    target unit to every token of its source unit, if truncation left both.
     """
     rows: list[list[int]] = []
     for (source, target), source_ids, target_ids in zip(pairs, *ids, strict=True):

@@ -127,11 +127,7 @@ class BatchLimits:
         return max(count, 1)
 
     def cut(self, keys: np.ndarray, counts: np.ndarray) -> list[int]:
-        """
-        Cut sorted sentences before the one that would exceed a limit, and return the end of each batch. `keys` and
-        `counts`, both of shape `(runs,)`, are the lengths of each run of sentences with the same lengths, ascending,
-        from [`combined`], and its number of sentences.
-        """
+        """Return the ends of batches of sorted sentences, from [`combined`] lengths and count of each run of equals."""
         ends: list[int] = []
         firsts = np.cumsum([0, *counts]).tolist()
         sources, targets = (keys >> 32).tolist(), (keys & (2**32 - 1)).tolist()

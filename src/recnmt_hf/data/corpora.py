@@ -149,10 +149,7 @@ class Corpus:
         references: bool = False,
         streaming: bool = False,
     ) -> Iterator[tuple[Sentence, ...]]:
-        """
-        Yield each source with its target, both with their `tags`, or with all `references`, which have none. Sources
-        have their trees and targets their links. `streaming` reads a set of `datasets` without copying it.
-        """
+        """Yield each source with its target, both with their `tags`, or with all `references`, which have none."""
         self.check_languages(source_lang, target_lang)
         for row in self._read(self.languages(source_lang, target_lang), on_empty, references, streaming):
             sentences = tuple(map(Sentence.of, row))

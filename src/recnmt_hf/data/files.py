@@ -96,9 +96,8 @@ def open_output(
 @contextmanager
 def open_output_folder(path: str | Path, must_be_new: bool = False) -> Iterator[Path]:
     """
-    Yield an empty temporary folder, whose files move to the folder `path` when all of them are complete. Its other
-    files remain. [`ExistingFileError`] if `path` contains a model, and with `must_be_new` if it is not empty;
-    `NotADirectoryError` if it is a file.
+    Yield a temporary folder, whose files move to the folder `path` when all of them are complete; its other files
+    remain. [`ExistingFileError`] if `path` contains a model, and with `must_be_new` if it is not empty.
     """
     path = Path(path)
     entries = [entry for entry in path.iterdir() if not entry.name.startswith(PREFIX)] if path.exists() else []
@@ -137,9 +136,8 @@ def refuse_inputs(path: str | Path | None, inputs: Iterable[str | Path | None]) 
 @contextmanager
 def lock(path: Path, wait: float = 0.0, field: object = None) -> Iterator[OSError | None]:
     """
-    Hold a lock file, which names this process. The system releases the lock when the process ends, even when it is
-    killed. Forked processes do not inherit it. Yield `None`, or the error of a file system that does not support locks.
-    [`LockedError`] about `field` (by default `path`), with the owner, if it is still held after `wait` seconds.
+    Hold a lock file that names this process, also if it is killed; forked processes do not inherit it. Yield `None`, or
+    the error of a file system without locks. [`LockedError`] about `field` if it is held after `wait` seconds.
     """
 
     def write_owner(handle: int) -> None:

@@ -105,16 +105,13 @@ class NounPhrase(NamedTuple):
 
 
 class Predicate(NamedTuple):
-    """
-    A finite verb with its complements, except the subject. In German: the finite verb; the words before the end of the
-    clause; a particle or infinitive at the end; all verbs at the end of a subordinate clause; a complement clause.
-    """
+    """A finite verb with its complements, except the subject."""
 
     en: str
     finite: str
     middle: str
-    bracket: str
-    cluster: str
+    bracket: str  # particle or infinitive at the end
+    cluster: str  # all verbs, at the end of a subordinate clause
     complement: str = ""
     depth: int = 0
 

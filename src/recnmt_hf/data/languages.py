@@ -21,9 +21,8 @@ MOST_CODES = 12
 @lru_cache(1024)
 def main_language(code: str) -> str:
     """
-    Return the language that a code or tag names in the shortest form, without script and region: `de` for `deu`, `ger`,
-    `deu_Latn`, `de_DE`, `de-AT`, `__de__`, `<2de>` and `>>deu<<`. The usual variety of a language has the code of the
-    language: `zh` for `cmn_Hans`, `ar` for `arb_Arab`, `no` for `nb`. A code that is not in ISO 639 is lowercased.
+    Return the language of a code or tag in the shortest form: `de` for `deu`, `ger`, `deu_Latn`, `de_DE`, `__de__`,
+    `<2de>` and `>>deu<<`, and `zh` for `cmn_Hans`, `ar` for `arb_Arab`, `no` for `nb`, as their usual varieties.
     """
     main = re.split("[-_]", code.strip("<>_").removeprefix("2"))[0].lower()
     try:
@@ -67,8 +66,7 @@ def find_code(code: str, known: Collection[str]) -> str | None:
 
 def known_code(code: str, known: Collection[str], field: str) -> str:
     """Return a code as a tokenizer writes it; `UserError` if it is not known."""
-    found = find_code(code, known)
-    if found is None:
+    if (found := find_code(code, known)) is None:
         raise unknown_language(field, code, known)
     return found
 

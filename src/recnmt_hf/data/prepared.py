@@ -57,9 +57,8 @@ TYPES: dict[str, pa.DataType] = {
 @dataclass(frozen=True)
 class ShardSettings:
     """
-    Settings that decide the content of prepared data, beside corpora and tokenizers; the last three are for shards
-    alone. Lengths count tokens, end token included; `on_long` is the treatment of longer pairs, and `max_length_ratio`
-    limits the ratio of the two lengths of a pair.
+    Settings that decide the content of prepared data; the last three are for shards alone. Lengths count tokens, end
+    token included; `on_long` is the treatment of longer pairs, `max_length_ratio` limits the ratio of both lengths.
     """
 
     source_lang: str
@@ -86,11 +85,7 @@ def tokenize_pairs(
     links: bool = False,
     keep_text: bool = False,
 ) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
-    """
-    Return the columns of prepared data for pairs (with `links` those between the tokens, with `trees` the inputs of
-    models that read them), which pairs are not too long, and which have sides of similar lengths. Control tokens in the
-    sentences, such as `</s>`, are text. `codes` are those of [`~recnmt_hf.data.Corpus.language_columns`].
-    """
+    """Return the columns of prepared data for pairs, which ones are not too long, and which have similar lengths."""
     source_tokenizer, target_tokenizer = tokenizers = tuple(tokenizers)
     limits = settings.max_source_length, settings.max_target_length
     sources, targets = ([pair[side].text for pair in pairs] for side in (0, 1))

@@ -136,20 +136,13 @@ class TokenTree:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """
-    Token ids of a sentence, without padding.
-
-    Attributes:
-        ids (`list[int]`): The ids.
-        tree ([`TokenTree`], *optional*): Of a source for a model that reads trees.
-        start (`int`, *optional*): First input of the decoder for a translation, if it is not the model's own.
-        given (`int`): Number of first tokens of a translation that the model is given rather than predicts, such as the
-            token of the target language. They are part of its length, and their log-probability is 0, as in `generate`.
-    """
+    """Token ids of a sentence, without padding."""
 
     ids: list[int] = field(default_factory=list)
-    tree: TokenTree | None = None
-    start: int | None = None
+    tree: TokenTree | None = None  # of a source for a model that reads trees
+    start: int | None = None  # first input of the decoder for a translation, if it is not the model's own
+    # Number of first tokens of a translation that the model is given rather than predicts, such as the token of the
+    # target language. They are part of its length, and their log-probability is 0, as in `generate`.
     given: int = 0
 
     def __len__(self) -> int:

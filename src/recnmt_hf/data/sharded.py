@@ -198,10 +198,7 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
         return selected
 
     def open(self, number: int) -> Columns:
-        """
-        Return the columns of a shard; close the shard that was unused for the longest time if more than `most_open` are
-        open. `UserError` if its checksum is another one.
-        """
+        """Return the columns of a shard; of more than `most_open` the one that was unused the longest is closed."""
         if number not in self.open_shards:
             if digest_of_file(self.paths[number]) != self.shards[number].sha256:
                 raise altered(self.paths[number])
@@ -227,12 +224,10 @@ class Part(NamedTuple):
 
 class PooledBatchSampler(Sampler[list[int]]):
     """
-    Batches of a [`ShardedDataset`]: the shards are divided into pools, and [`TokenBatchSampler`] makes batches from one
-    pool at a time, so only the lengths of one pool are in memory. The seed decides which shards, or parts of them, are
-    in a pool; each epoch draws a new order of the pools. A single pool has the batches of data without shards.
-
-    The number of batches of each pool is a multiple of `num_processes`. A pool has at least `pool` pairs. A row that is
-    read again has another index, so that BPE dropout segments it anew. The others are as for [`TokenBatchSampler`].
+    Batches of a [`ShardedDataset`]: the shards are divided into pools of at least `pool` pairs, and
+    [`TokenBatchSampler`] makes batches from one pool at a time, so only the lengths of one pool are in memory. The seed
+    decides which shards, or parts of them, are in a pool; each epoch draws a new order of the pools. A single pool has
+    the batches of data without shards. A row that is read again has another index, so BPE dropout segments it anew.
     """
 
     def __init__(
@@ -308,10 +303,7 @@ class PooledBatchSampler(Sampler[list[int]]):
 
 
 def divide(data: ShardedDataset, seed: int, pool: int) -> list[list[Part]]:
-    """
-    Divide shards, each as often as its corpus is repeated, into pools of at least `pool` pairs, if there are as many. A
-    fraction of a corpus is made of random shards and a part of one more. The numbers in a pool are ascending.
-    """
+    """Divide shards, each as often as its corpus is repeated, into pools of about `pool` pairs or more."""
     corpora: list[list[tuple[int, int]]] = [[] for _ in data.manifest["corpora"]]
     for number, record in enumerate(data.shards):
         corpora[record.corpus].append((number, record.pairs))
@@ -320,7 +312,7 @@ def divide(data: ShardedDataset, seed: int, pool: int) -> list[list[Part]]:
     for own, size, repeats in zip(corpora, sizes, data.mixture.repeats(sizes), strict=True):
         times = int(repeats)
         drawn += [Part(*shard, turn) for turn in range(times) for shard in own]
-        rest = round((repeats - times) * size)
+        rest = round((repeats - times) * size)  # a fraction is made of random shards and a part of one more
         for shard, pairs in (own[place] for place in rng.permutation(len(own)).tolist()):
             if rest > 0:
                 drawn.append(Part(shard, min(pairs, rest), times))

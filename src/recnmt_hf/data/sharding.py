@@ -211,11 +211,8 @@ def read_keys(keys: pa.FixedSizeBinaryArray) -> np.ndarray:
 def first_occurrences(
     sizes: Sequence[int], keys_of_shard: Callable[[int], np.ndarray], at_once: int = KEYS_AT_ONCE
 ) -> list[np.ndarray]:
-    """
-    Return for each shard whether each of its keys is its first occurrence, in the order of the shards (`bool` of shape
-    `(pairs,)`), from their numbers of pairs and a function that reads the keys of a shard. It is called several times
-    for each, so that only about `at_once` keys are in memory, and a byte per pair.
-    """
+    """Return for each shard whether its keys are first occurrences (`bool` of shape `(pairs,)`)."""
+    # The keys of a shard are read several times, so that only about `at_once` are in memory, and a byte per pair.
     starts = np.cumsum([0, *sizes])
     is_first = np.zeros(starts[-1], dtype=bool)
     parts = -(-int(starts[-1]) // at_once)

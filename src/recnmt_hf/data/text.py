@@ -109,10 +109,8 @@ def is_plain_file(path: str | Path) -> bool:
 
 def read_lines(path: str | Path | None, strip: str | None = None) -> Iterator[str]:
     """
-    Yield the lines of a file of UTF-8 text that [`open_bytes`] opens, without line ends. The characters `strip`, by
-    default all kinds of space, are removed at both ends of a line, and so is a byte order mark. Only line feeds end a
-    line, not the other line ends of Unicode. `UserError` if a line is not UTF-8 or too long, or a compressed file is
-    truncated.
+    Yield the lines of UTF-8 text that [`open_bytes`] opens, without the characters `strip` (by default all kinds of
+    space) at both ends. Only line feeds end a line. `UserError` names the first line that cannot be read.
     """
     name, number = "standard input" if path is None else masked(str(path)), 0
     with open_bytes(path) as file:
@@ -143,9 +141,8 @@ def read_aligned(
     paths: Sequence[str | Path], on_empty: str = "error", lines: Sequence[Iterator[Any]] | None = None
 ) -> Iterator[tuple[Any, ...]]:
     """
-    Yield rows of line-aligned files, UTF-8 text, plain or compressed, one sentence per line. `on_empty` (`"error"` or
-    `"skip"`) is the treatment of a row with a blank side. `UserError` for such a row, with file and line, for different
-    numbers of lines, and for empty files. `lines` are iterators over files that are open.
+    Yield rows of line-aligned files (or `lines` of open ones). `on_empty` (`"error"` or `"skip"`) is the treatment of a
+    row with a blank side. `UserError` for such a row, for different numbers of lines, and for empty files.
     """
     sides: Sequence[Iterator[Any]] = [read_lines(path) for path in paths] if lines is None else lines
     return skip_blank_pairs(side_by_side(paths, sides), [str(path) for path in paths], on_empty)
@@ -198,8 +195,7 @@ def read_jsonl(
 ) -> Iterator[tuple[int, SentencePair]]:
     """
     Yield line numbers and pairs from JSON lines: `{"translation": {"en": .., "de": ..}}` as in `datasets`, or
-    `{"en": .., "de": ..}`. `read_source` reads the source from an object, instead of `source_key`, with its place for
-    messages. `UserError` for a line that is not a JSON object with text under both keys.
+    `{"en": .., "de": ..}`. `read_source` reads the source from an object, with its place for messages.
     """
     name = masked(str(path))
     for number, line in enumerate(read_lines(path), start=1):

@@ -220,9 +220,8 @@ def check_known(tokenizer: PreTrainedTokenizerBase, tag: str, field: str, is_tar
 
 class Resegmenter:
     """
-    BPE dropout (Provilkov et al., 2020): divides words of token ids of a fast BPE tokenizer anew, so that a model reads
-    different segmentations of a word; each merge is left out with probability `dropout`. That of `tokenizers` cannot be
-    seeded, so a resumed run would differ.
+    BPE dropout (Provilkov et al., 2020): divides the words of a fast BPE tokenizer's ids anew, and leaves each merge
+    out with probability `dropout`. That of `tokenizers` cannot be seeded, so a resumed run would differ.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, dropout: float):

@@ -197,10 +197,7 @@ def stamp_tokenizers(
 
 
 def stamp(tokenizer: PreTrainedTokenizerBase, size: int | None = None, is_target: bool = False) -> dict[str, Any]:
-    """
-    Return number and checksum of a tokenizer's symbols, or of its first `size` ones, and a checksum of its encodings of
-    test texts (`behaviour`; omitted if encoding is random or fails).
-    """
+    """Return number and checksum of the (first `size`) symbols, and of encodings unless these are random or fail."""
 
     def checksum(text: str) -> str:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -80,8 +80,6 @@ def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Pat
     """
     Yield lines from the file `text` (`None`: standard input), words separated by spaces, with their trees from the
     CoNLL-U file `trees`, which has one sentence for each line that is not blank. The words are those of the text.
-    `UserError` as for [`read_conllu`], and for a line and its tree with different numbers of words, or different
-    numbers of lines and trees.
     """
     name, trees_name = "standard input" if text is None else masked(str(text)), masked(str(trees))
     sentences, line = read_conllu(trees), 0
@@ -248,10 +246,7 @@ def pad_tree_columns(
 
 
 class TreeCollator(DataCollatorForSeq2Seq):
-    """
-    `DataCollatorForSeq2Seq` that also pads `dependency_heads` and `dependency_relations`, if the features have them, on
-    the side on which the tokenizer pads.
-    """
+    """`DataCollatorForSeq2Seq` that also pads `dependency_heads` and `dependency_relations`, if there are any."""
 
     def __call__(self, features: Any, return_tensors: Any = None) -> Any:
         if HEADS not in features[0]:

@@ -134,11 +134,7 @@ def card_of_copy(
 
 
 def run_isolated(code: str) -> str:
-    """
-    Run Python code in a separate process and return its output; `UserError` if it fails, `TimeoutExpired` if it takes
-    longer than [`TIME_LIMIT`]. The process is offline, with an empty HF_HOME and few environment variables, so it has
-    no access tokens. It is not a sandbox for malicious code.
-    """
+    """Return the output of Python code in a process without access tokens; no sandbox for malicious code."""
     variables = {name: value for name, value in os.environ.items() if ENVIRONMENT.fullmatch(name)}
     with tempfile.TemporaryDirectory() as home:
         result = subprocess.run(

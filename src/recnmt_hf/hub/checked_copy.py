@@ -49,9 +49,8 @@ def load_checked(source: str | Path, **kwargs: Any) -> tuple[Any, TokenizerPair]
 
 def write_checked_copy(folder: Path, copy: Path, shard: str = SHARD) -> None:
     """
-    Save what [`load_checked`] loads in an empty or new folder; `shard` is the maximum size of a file of weights. No
-    code of the folder is copied, and the copy refers to no other repository, so it can be loaded with
-    `trust_remote_code=True`.
+    Save what [`load_checked`] loads in an empty or new folder, without any code of the folder, and without references
+    to other repositories, so that the copy can be loaded with `trust_remote_code=True`.
     """
     model, tokenizers = load_checked(folder)
     if not type(model).__module__.startswith(("recnmt_hf.", "transformers.")):

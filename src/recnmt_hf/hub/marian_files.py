@@ -285,11 +285,9 @@ def read_npz(content: bytes) -> Iterator[tuple[str, np.ndarray, bool]]:
 
 
 def read_binary(content: bytes) -> Iterator[tuple[str, np.ndarray, bool]]:
-    """
-    Yield names and arrays of the binary format, and whether they were rounded to 8 bits. Little endian: version, number
-    of items, four numbers for each (length of its name, type, number of dimensions, length of its data), names, shapes,
-    padding, data.
-    """
+    """Yield names and arrays of the binary format, and whether they were rounded to 8 bits."""
+    # Little endian: version, number of items, four numbers for each (length of its name, type, number of dimensions,
+    # length of its data), names, shapes, padding, data.
     file = io.BytesIO(content)
 
     def numbers(count: int, kind: str = "Q") -> tuple[int, ...]:

@@ -181,10 +181,7 @@ def is_same(value: Any, other: Any) -> bool:
 
 
 def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: bool) -> dict[str, Any]:
-    """
-    Return the settings of a model; those of the imported file are kept while they describe it. `UserError` unless they
-    mean the fields of the model, so that Marian computes the same.
-    """
+    """Return settings that mean the fields of a model; those of the imported file while they do. Else `UserError`."""
     names = {own: name for name, own in [*AUTOREGRESSIONS.items(), *ACTIVATIONS.items(), ("swish", "swish")]}
     names |= dict.fromkeys(GELUS, "gelu")
     check_fields(config, "Marian", dict.fromkeys(("activation_function", "aan_activation"), tuple(names)))

@@ -170,11 +170,8 @@ def fill_cache(cache: EncoderDecoderCache, tensors: dict[str, torch.Tensor]) -> 
 
 @torch.no_grad()
 def graphs_of(model: Any) -> dict[str, Any]:
-    """
-    Export the graphs; return them by file name. The model is switched to eager attention, because exported attention
-    kernels are wrong for a word that attends to no other.
-    """
-    model.set_attn_implementation("eager")
+    """Export the graphs; return them by file name."""
+    model.set_attn_implementation("eager")  # exported kernels are wrong for a word that attends to no other
     config = model.config
     batch, most = torch.export.Dim("batch_size"), getattr(config, "max_position_embeddings", None)
     source, words, read = (
@@ -256,10 +253,7 @@ def save_graphs(programs: dict[str, Any], folder: Path) -> None:
 
 @torch.no_grad()
 def check_logits(model: Any, graphs: OnnxModel) -> None:
-    """
-    Raise `UserError` if the logits of the graphs differ from the model's by more than rounding, for sentences that were
-    not used for the export: this share of the largest logit, or a multiple of the model's own rounding error.
-    """
+    """Raise `UserError` if the logits of the graphs differ from the model's, for sentences not used for the export."""
     rows = min(model.config.vocab_size, model.config.decoder_vocab_size)
     for batch, source, words in ((4, 9, 4), (1, 1, 1), (2, 3, 2)):
         input_ids = (torch.arange(batch * source) * 13).view(batch, source) % rows

@@ -118,10 +118,8 @@ def prepare_repository(source: str | Path, output: str | Path, name: str, shard:
 
 
 def check_links(folder: Path) -> None:
-    """
-    Raise `UserError` for a symbolic link, which may lead to any file of this machine. A snapshot in the Hub's cache
-    consists of links to the cache's blobs; these are allowed.
-    """
+    """Raise `UserError` for a symbolic link, which may lead to any file of this machine."""
+    # A snapshot in the Hub's cache consists of links to the cache's blobs.
     blobs = Path(os.path.realpath(folder)).parent.parent / "blobs"
     for path in (path for pattern in ("*", "*/*") for path in sorted(folder.glob(pattern))):
         if path.is_symlink() and Path(os.path.realpath(path)).parent != blobs:
@@ -129,10 +127,7 @@ def check_links(folder: Path) -> None:
 
 
 def recipe_of(folder: Path, evidence: Evidence) -> str | None:
-    """
-    Return the recipe that a model was trained with, without private values. The model's evidence must record how it
-    differs from the defaults: a recipe without this proof may belong to another model and is not published.
-    """
+    """Return the recipe of a model, without private values, if its evidence proves that it is not another model's."""
     for place in (folder / RECIPE, folder.parent / RECIPE):
         if place.is_file() and not place.is_symlink():
             try:

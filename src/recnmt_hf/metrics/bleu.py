@@ -78,10 +78,7 @@ def score_with(
 def bleu_metric(
     lowercase: bool = False, tokenize: str | None = None, references: Sequence[Sequence[str]] | None = None
 ) -> sacrebleu.BLEU:
-    """
-    Return sacrebleu's BLEU; with `tokenize="none"` it does not warn of tokenized text. Raise `UserError` for a
-    tokenizer that sacrebleu does not have, or that needs a missing package or file.
-    """
+    """Return sacrebleu's BLEU; `UserError` for a tokenizer that it does not have, or that lacks a package or file."""
     check_value("tokenize", tokenize, Literal[(*sorted(sacrebleu.BLEU.TOKENIZERS), None)])
     try:
         return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none", references=references)

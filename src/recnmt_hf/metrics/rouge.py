@@ -22,16 +22,9 @@ ROUGE_UNITS = ("words", "characters", "english")
 
 def units_of(kind: str) -> Callable[[str], list[str]]:
     """
-    Return the function that splits a text into units.
-
-    Args:
-        kind (`str`): `"characters"`: all but spaces, as is usual for Chinese (Hu et al., 2015). `"words"`: runs of
-            letters with their marks and digits of any script, in lower case. `"english"`: those of `rouge-score` and
-            of the original script, with only the letters a to z and Porter's stemmer; for figures of CNN/DailyMail or
-            XSum.
-
-    Raises:
-        ValueError: The kind is unknown.
+    Return the function that splits a text into units. `"characters"`: all but spaces, as is usual for Chinese (Hu et
+    al., 2015). `"words"`: runs of letters with their marks and digits of any script, in lower case. `"english"`: those
+    of the original script, letters a to z with Porter's stemmer; for figures of CNN/DailyMail or XSum.
     """
     check_value("units", kind, Literal[ROUGE_UNITS])
     if kind == "characters":
@@ -60,11 +53,6 @@ class RougeF1(SacreMetric):
     """
     Mean F1 of one kind of ROUGE over a corpus, in percent, as a metric of sacrebleu, so that its significance tests
     apply. The reference with the largest F1 counts, as in `rouge-score`.
-
-    Args:
-        kind (`str`): `"rouge1"`, `"rouge2"` or `"rougeL"`.
-        units (`str`): As for [`units_of`].
-        references (sequence of sequences of `str`, *optional*): Cached for several systems.
     """
 
     _SIGNATURE_TYPE = _RougeSignature

@@ -10,15 +10,7 @@ from .bleu import References, reference_sets
 def suspicions(
     hypotheses: Sequence[str], references: References, sources: Sequence[str] | None = None
 ) -> Iterator[str]:
-    """
-    Yield a sentence for each fault: nearly constant output, output copied from the source, and output of another length
-    than the references.
-
-    Args:
-        hypotheses (sequence of `str`): Translations.
-        references (sequence of `str`, or of such sequences): One reference set or several.
-        sources (sequence of `str`, *optional*): Source sentences.
-    """
+    """Yield a sentence for each fault: nearly constant output, copies of sources, lengths unlike the references'."""
     first, count = reference_sets(hypotheses, references)[0], len(hypotheses)
     frequent = sum(number for _, number in Counter(hypotheses).most_common(3))
     if len(set(sources or first)) > 6 and 2 * frequent > count:
