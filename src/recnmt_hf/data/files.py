@@ -51,8 +51,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     real = Path(os.path.realpath(path))
     if real.is_file():
-        with open(real, "ab"):  # fails if it is protected
-            pass
+        real.open("ab").close()  # fails if it is protected
     place = real if real.is_dir() else real.parent  # an existing folder may be on another disk than its parent
     place.mkdir(parents=True, exist_ok=True)
     with partial_folder(place) as folder:

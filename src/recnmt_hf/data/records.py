@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ..errors import UserError, short_repr
 
@@ -29,8 +30,7 @@ class ParsedSentence:
 
     def __post_init__(self) -> None:
         lists = self.words, self.heads, self.relations
-        sizes = {len(one) if isinstance(one, (list, tuple)) else None for one in lists}
-        if None in sizes or len(sizes) > 1:
+        if not all(isinstance(one, (list, tuple)) for one in lists) or len(set(map(len, lists))) > 1:
             raise UserError(f"words, heads and relations must be lists of the same length, not {short_repr(lists)}.")
         count = len(self.words)
         for number, (word, head, relation) in enumerate(zip(*lists, strict=True), start=1):
@@ -51,14 +51,11 @@ class ParsedSentence:
 
     def with_text(self, text: str) -> ParsedSentence | None:
         """Return the tree over the words of another text, or `None` if it has another number of words."""
-        pieces, start, words = text.split(), 0, []
-        sizes = [len(word.split()) for word in self.words]  # a word of CoNLL-U may contain spaces
+        pieces, sizes = text.split(), [len(word.split()) for word in self.words]  # a word may contain spaces
         if len(pieces) != sum(sizes):
             return None
-        for size in sizes:
-            words.append(" ".join(pieces[start : start + size]))
-            start += size
-        return ParsedSentence(words, self.heads, self.relations)
+        rest = iter(pieces)
+        return ParsedSentence([" ".join(islice(rest, size)) for size in sizes], self.heads, self.relations)
 
     def part(self, start: int, end: int) -> ParsedSentence:
         """Return the words from `start` to before `end`. A word whose head is outside becomes a root."""
@@ -104,11 +101,9 @@ class Sentence:
 
     def parts(self, texts: Sequence[str]) -> list[Sentence]:
         """Return consecutive parts of the text with their trees; a part from a cut within a word on has none."""
-        tree = self.tree
-        if tree is None:
+        if (tree := self.tree) is None:
             return [Sentence(text) for text in texts]
-        parts: list[Sentence] = []
-        start = 0
+        parts, start = list[Sentence](), 0
         for text in texts:
             end, pieces = start, text.split()
             while end < len(tree.words) and sum(len(word.split()) for word in tree.words[start:end]) < len(pieces):

@@ -49,8 +49,7 @@ def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
         UserError: A line has not ten columns, words are not numbered 1, 2, 3, ..., a head is not a number or beyond the
             sentence, or the heads form a cycle; the message names file and line.
     """
-    name, first = masked(str(path)), 0
-    rows: list[tuple[str, int, str]] = []
+    name, first, rows = masked(str(path)), 0, list[tuple[str, int, str]]()
     for number, line in enumerate(chain(read_lines(path, "\r\n"), [""]), start=1):
         row = line.split("\t")
         if not line.strip():
@@ -61,8 +60,7 @@ def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
             continue
         elif len(row) != CONLLU_COLUMNS or row[ID] != str(len(rows) + 1) or not row[HEAD].isdecimal():
             expected = f"word {len(rows) + 1} of a sentence in ten tab-separated columns, with the number of its head"
-            message = f"expected {expected}, got {short_repr(line)}. A blank line ends a sentence."
-            raise UserError(message, field=f"{name}, line {number}")
+            raise UserError(f"expected {expected}, got {short_repr(line)}.", field=f"{name}, line {number}")
         else:
             first = first if rows else number
             rows.append((row[FORM].strip(), int(row[HEAD]), row[RELATION]))
@@ -146,8 +144,7 @@ class Relations:
     @classmethod
     def load(cls, path: str | Path, **kwargs: Any) -> Relations | None:
         """Load the relations of a model, with the arguments of `from_pretrained`; `None` without `relations.json`."""
-        file = optional_file(path, RELATIONS_FILE, **kwargs)
-        if file is None:
+        if (file := optional_file(path, RELATIONS_FILE, **kwargs)) is None:
             return None
         with explained_loading(path, f"{RELATIONS_FILE} of"):
             content = json.loads(read_small_text(file))

@@ -11,8 +11,7 @@ from ..inference.backends.torch_model import check_weights
 from ..inference.loading import check_folder, load_model
 
 
-# Default of transformers for the maximum size of a file of weights.
-SHARD = "50GB"
+SHARD = "50GB"  # transformers' own limit of a file of weights
 
 
 def model_folder(path: str | Path) -> Path:
@@ -32,17 +31,15 @@ def check_fields(config: Any, engine: str, needed: Mapping[str, Sequence[Any]]) 
     """Raise `UserError` unless a configuration is that of a base Transformer whose fields have values of `needed`."""
     for name, allowed in {"model_type": ("nmt_transformer",), **needed}.items():
         if (value := getattr(config, name)) not in allowed:
-            raise UserError(
-                f"{engine} does not support {name}={short_repr(value)}. Use `recnmt translate`.", field=name
-            )
+            message = f"{engine} does not support {name}={short_repr(value)}. Use `recnmt translate`."
+            raise UserError(message, field=name)
 
 
 def load_checked(source: str | Path, **kwargs: Any) -> tuple[Any, TokenizerPair]:
     """Load a model with the checks of `recnmt translate`; no code of its folder is run."""
     source = folder_of_model(source)
-    model = load_model(source, "cpu", **kwargs)
+    model, tokenizers = load_model(source, "cpu", **kwargs), TokenizerPair.load(source, **kwargs)
     check_weights(model)
-    tokenizers = TokenizerPair.load(source, **kwargs)
     tokenizers.check(model)
     return model, tokenizers
 

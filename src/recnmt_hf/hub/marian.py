@@ -130,11 +130,10 @@ def split_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str, is_joint: b
     kind: Any = type(tokenizer)
     names = ("unk_token", "eos_token", "pad_token", "model_max_length")
     settings = {name: getattr(tokenizer, name) for name in names}
-    source, target = (
-        kind(*[f"{folder}/{side}.spm"] * 2, f"{folder}/{symbols}", **settings)
-        for side, symbols in (("source", "vocab.json"), ("target", f"{'target_' * has_two}vocab.json"))
+    symbols = {"source": "vocab.json", "target": f"{'target_' * has_two}vocab.json"}
+    return TokenizerPair(
+        *(kind(*[f"{folder}/{side}.spm"] * 2, f"{folder}/{file}", **settings) for side, file in symbols.items())
     )
-    return TokenizerPair(source, target)
 
 
 def to_marian(model: NMTTransformerForConditionalGeneration) -> MarianMTModel:

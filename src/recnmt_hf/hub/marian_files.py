@@ -47,7 +47,6 @@ from .marian_settings import (
 PADDING, NEWLINE = "<pad>", "<0x0A>"
 # Array with the settings of the model, as YAML text that ends in a NUL.
 SETTINGS = "special:model.yml"
-MAX_SETTINGS = 2**16  # bytes; the parser needs seconds for more
 # Types of items in the binary format that do not depend on the processor, with those of numpy.
 PLAIN_TYPES: dict[int, np.dtype[Any]] = {0x404: np.dtype("<f4"), 0x402: np.dtype("<f2"), 0x101: np.dtype("i1")}
 # 8-bit matrices: of marian-nmt/marian-dev, and of the forks of browsermt and Mozilla.
@@ -68,7 +67,8 @@ def import_marian_file(
     """
     Convert a Transformer in Marian's own format into a base Transformer with tokenizers and generation settings. It
     computes the same function. The decoder of Marian starts from a zero vector, here the embedding of a padding token
-    that is added to the vocabulary. 8-bit weights are converted to float32; a message reports it.
+    that is added to the vocabulary. 8-bit weights become float32; Marian also quantizes activations, so that its own
+    translations may differ where two have nearly equal scores.
 
     Args:
         source (`str` or `Path`): A `.npz` file, or a `.bin` file with weights in float32, float16 or generic 8-bit
@@ -92,11 +92,8 @@ def import_marian_file(
     is_shared = settings.fields()["share_encoder_decoder_embeddings"]
     controls = [(side.symbols[side.end], side.symbols[side.unknown]) for side in pieces]
     if (is_shared and pieces[0].content != pieces[1].content) or controls[0] != controls[1]:
-        raise UserError(
-            f"{vocabularies[1]} and {vocabularies[0]} do not belong to one model: their end or unknown tokens have "
-            "other names, or the model has one vocabulary for both sides.",
-            field=vocabularies[1],
-        )
+        reason = "do not belong to one model: their control tokens differ, or it has one vocabulary for both sides"
+        raise UserError(f"{vocabularies[1]} and {vocabularies[0]} {reason}.", field=vocabularies[1])
     model = build_model(file.arrays, settings, pieces)
     config, beams = model.config, search["beam-size"]
     suppressed = [] if search["allow-unk"] else [pieces[1].unknown]
@@ -112,11 +109,6 @@ def import_marian_file(
     with open_output_folder(output, must_be_new=True) as working, TemporaryDirectory() as folder:
         made = [make_tokenizer(side, config, f"{folder}/{i}") for i, side in enumerate(pieces)]
         save_imported(model, TokenizerPair(made[0], None if is_shared else made[1]), working)
-    if file.is_quantized:
-        logger.info(
-            f"{path} has 8-bit weights, which were converted to float32. Marian also quantizes activations, so that "
-            "its translations may differ where two have nearly equal scores."
-        )
     logger.info(
         f"To translate with Marian's settings: recnmt translate {output} --beams {beams} "
         f"--length-penalty-type hf --length-penalty {search['normalize']:g} --max-length-extra 0 "
@@ -154,11 +146,8 @@ def build_model(
     }
     found = {name: array.shape for name, array in arrays.items()}
     if differing := sorted(name[:60] for name in needed | found if needed.get(name) != found.get(name)):
-        raise UserError(
-            f"{settings.path} does not have the arrays of its settings and vocabularies: {list_names(differing)} "
-            "are missing, unknown or of another shape.",
-            field=settings.path,
-        )
+        reason = f"{list_names(differing)} are missing, unknown or of another shape than by settings and vocabularies"
+        raise UserError(f"{settings.path}: {reason}.", field=settings.path)
     if omits_bias:
         arrays[OUTPUT_BIAS] = np.zeros((1, sizes[1]), np.float32)
     model = NMTTransformerForConditionalGeneration(config)
@@ -195,12 +184,9 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
     sizes = (len(pieces[0].symbols), len(pieces[1].symbols))
     state, start = model.state_dict(), start_id(model)
     if start < sizes[1] or state["model.decoder.embed_tokens.weight"][start].any():
-        raise UserError(
-            f"Marian starts from a zero vector, but decoder_start_token_id={start} has an embedding or is a symbol of "
-            "the vocabulary. Export a model that was imported from Marian's own files, or fine-tuned from one with "
-            "training.label_smoothing_factor=0.",
-            field="decoder_start_token_id",
-        )
+        reason = f"decoder_start_token_id={start} has an embedding or is a symbol, but Marian starts from a zero vector"
+        remedy = "Export a model that was imported from Marian, or fine-tuned from one without label smoothing"
+        raise UserError(f"{reason}. {remedy}.", field="decoder_start_token_id")
     imported, bias = getattr(model.config, IMPORTED_SETTINGS, None) or {}, state.get("final_logits_bias")
     omits_bias = imported.get("output-omit-bias", not imported)
     has_bias = bias is not None and bool(not omits_bias or bias[:, : sizes[1]].any())
@@ -212,9 +198,7 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
     sides = ["vocab"] if pieces[0].content == pieces[1].content else ["source", "target"]
     names = [f"{output.stem}.{side}.spm" for side in sides]
     search = {
-        "relative-paths": True,
-        "models": [output.name],
-        "vocabs": [names[0], names[-1]],
+        **{"relative-paths": True, "models": [output.name], "vocabs": [names[0], names[-1]]},
         "beam-size": generation.num_beams or 1,
         "normalize": 1.0 if generation.length_penalty is None else float(generation.length_penalty),
         "allow-unk": pieces[1].unknown not in (generation.suppress_tokens or []),
@@ -236,7 +220,6 @@ class MarianFile(NamedTuple):
 
     arrays: dict[str, np.ndarray]  # in float32, without scales of 8-bit arithmetic
     settings: dict[str, Any]
-    is_quantized: bool  # whether the file has 8-bit matrices
 
 
 def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
@@ -248,44 +231,40 @@ def read_bytes(path: str | Path, most: int = MAX_BYTES) -> bytes:
 def read_marian_file(path: str | Path) -> MarianFile:
     """Read a model of Marian, a `.npz` file or a binary file by its content. No code in the file is run."""
     content = read_bytes(path, MAX_BYTES + MAX_EXPANSION * (2**30 if is_url(path) else Path(path).stat().st_size))
-    arrays: dict[str, np.ndarray] = {}
-    settings, is_quantized = b"", False
+    arrays, settings = dict[str, np.ndarray](), b""
     try:
-        for name, array, is_rounded in read_npz(content) if content.startswith(b"PK") else read_binary(content):
+        for name, array in read_npz(content) if content.startswith(b"PK") else read_binary(content):
             if name == SETTINGS:
                 settings = array.tobytes()
             elif name in arrays or array.dtype not in (np.float32, np.float16):
                 raise ValueError(f"the array {name[:60]} is there twice, or has the type {array.dtype}. {CONVERSION}")
             elif not name.endswith("_QuantMultA"):  # the scale of a layer's input, for arithmetic in 8 bits
                 arrays[name] = array.astype(np.float32)
-            is_quantized |= is_rounded
     except Exception as error:  # numpy, zipfile, zlib and struct raise errors of many kinds without the file's name
         reason = shorten(str(error) or type(error).__name__)
         raise UserError(f"{path} is not an intact model of Marian: {reason}.", field=path) from error
-    return MarianFile(arrays, parse_settings(settings, str(path)), is_quantized)
+    return MarianFile(arrays, parse_settings(settings, str(path)))
 
 
 def parse_settings(content: bytes, path: str) -> dict[str, Any]:
     """Return settings from the bytes of YAML text, which may end in a NUL."""
-    settings = None
-    if len(content) <= MAX_SETTINGS:
-        settings = load_yaml(content.split(b"\0")[0].decode("utf-8", "replace"), path)
+    is_short = len(content) <= 2**16  # the parser needs seconds for more
+    settings = load_yaml(content.split(b"\0")[0].decode("utf-8", "replace"), path) if is_short else None
     if not isinstance(settings, dict):
-        raise UserError(f"{path} must have settings ({SETTINGS}), of at most {MAX_SETTINGS} bytes.", field=path)
+        raise UserError(f"{path} must have settings ({SETTINGS}), of at most {2**16} bytes.", field=path)
     return settings
 
 
-def read_npz(content: bytes) -> Iterator[tuple[str, np.ndarray, bool]]:
-    """Yield names and arrays of a `.npz` file, and `False`: none is rounded."""
+def read_npz(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield names and arrays of a `.npz` file."""
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         if sum(entry.file_size for entry in archive.zip.infolist()) > MAX_BYTES + MAX_EXPANSION * len(content):
             raise ValueError("its arrays are much larger than the file")
-        for name in archive.files:
-            yield name, archive[name], False
+        yield from archive.items()
 
 
-def read_binary(content: bytes) -> Iterator[tuple[str, np.ndarray, bool]]:
-    """Yield names and arrays of the binary format, and whether they were rounded to 8 bits."""
+def read_binary(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield names and arrays of the binary format."""
     # Little endian: version, number of items, four numbers for each (length of its name, type, number of dimensions,
     # length of its data), names, shapes, padding, data.
     file = io.BytesIO(content)
@@ -314,7 +293,7 @@ def read_binary(content: bytes) -> Iterator[tuple[str, np.ndarray, bool]]:
         if is_rounded:  # integers are divided by the number that follows them
             (multiplier,) = struct.unpack_from("<f", data, size)
             array = (array.T if is_transposed else array) / np.float32(multiplier)
-        yield name, array, is_rounded
+        yield name, array
 
 
 class Pieces(NamedTuple):
@@ -364,10 +343,7 @@ def pieces_of(tokenizers: TokenizerPair) -> list[Pieces]:
         content = b"" if model is None else model.serialized_model_proto()
         vocabulary, ids = parse_pieces(content, f"{side} tokenizer"), tokenizer.get_vocab()
         if [ids.get(symbol) for symbol in vocabulary.symbols] != list(range(len(vocabulary.symbols))):
-            raise UserError(
-                f"The {side} tokenizer has other ids than its SentencePiece model, so Marian cannot use it. Export a "
-                "model that was imported from Marian's own files.",
-                field=f"{side} tokenizer",
-            )
+            reason = "has other ids than its SentencePiece model. Export a model that was imported from Marian"
+            raise UserError(f"The {side} tokenizer {reason}.", field=f"{side} tokenizer")
         pieces.append(vocabulary)
     return pieces

@@ -30,12 +30,10 @@ from .checked_copy import load_checked
 from .engines import write_settings
 
 
-# One file with the weights of all graphs.
-WEIGHTS = "weights.onnx_data"
-SMALLEST_SHARED = 1024  # bytes; smaller weights are stored in the graphs
+# One file with the weights of all graphs; smaller ones (bytes) are stored in the graphs.
+WEIGHTS, SMALLEST_SHARED = "weights.onnx_data", 1024
 SHARED = ("masks", "vectors")  # of a source, in names of the cache
 STEPS = "steps"  # name of the number of tokens read, one for each row
-PAGE = 4096  # alignment of weights in the file, for memory mapping
 # Allowed difference of logits: this share of the largest logit, or this multiple of the model's own rounding error.
 TOLERANCE, ROUNDING = 1e-3, 10
 
@@ -238,7 +236,7 @@ def save_graphs(programs: dict[str, Any], folder: Path) -> None:
                 raw = tensor.tobytes()
                 key = (str(tensor.dtype), tuple(tensor.shape), hashlib.sha256(raw).digest())
                 if key not in places:
-                    file.write(b"\0" * (-file.tell() % PAGE))
+                    file.write(b"\0" * (-file.tell() % 4096))  # for memory mapping
                     places[key] = (file.tell(), len(raw))
                     file.write(raw)
                 offset, length = places[key]

@@ -82,14 +82,8 @@ def alignment_error_rate(predictions: Sequence[Links], references: Sequence[Gold
     in_possible = sum(len(links & possible) for links, _, possible in sides)
     if links + sure == 0:
         raise UserError("Neither the alignments nor the gold alignments have links, so the error rate is undefined.")
-    return AlignmentScore(
-        aer=1 - (in_sure + in_possible) / (links + sure),
-        precision=in_possible / links if links else 0.0,
-        recall=in_sure / sure if sure else 0.0,
-        links=links,
-        sure=sure,
-        possible=possible,
-    )
+    aer = 1 - (in_sure + in_possible) / (links + sure)
+    return AlignmentScore(aer, in_possible / (links or 1), in_sure / (sure or 1), links, sure, possible)
 
 
 class AlignmentErrorRate(TextMetric):

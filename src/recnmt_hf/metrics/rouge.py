@@ -16,7 +16,6 @@ from .bleu import MetricScore, References, TextMetric, score_with, sets_of
 
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL")
-# Units of the n-grams.
 ROUGE_UNITS = ("words", "characters", "english")
 
 
@@ -62,14 +61,10 @@ class RougeF1(SacreMetric):
             from rouge_score.rouge_scorer import RougeScorer
 
         super().__init__()
-        self.kind, self.units = kind, units
+        self.kind, self.units, self.label = kind, units, f"ROUGE-{kind.removeprefix('rouge')} F1"
         self.scorer = RougeScorer([kind], tokenizer=SimpleNamespace(tokenize=units_of(units)))
         if references is not None:
             self._ref_cache = self._cache_references(references)
-
-    @property
-    def label(self) -> str:
-        return f"ROUGE-{self.kind.removeprefix('rouge')} F1"
 
     def _preprocess_segment(self, sent: str) -> str:
         return sent

@@ -112,29 +112,19 @@ def compare_systems(
 
 def bootstrap(systems: Mapping[str, Sequence[str]], measure: Metric, samples: int, seed: int) -> list[Comparison]:
     """Run sacrebleu's paired bootstrap resampling against the first system."""
+    named: list[tuple[str, Sequence[str]]] = [(name, list(hypotheses)) for name, hypotheses in systems.items()]
     with patch.dict(os.environ, SACREBLEU_SEED=str(seed)):
-        signatures, scores = PairedTest(
-            [(name, list(hypotheses)) for name, hypotheses in systems.items()],
-            {"metric": measure},
-            references=None,
-            test_type="bs",
-            n_samples=samples,
-        )()
+        signatures, scores = PairedTest(named, {"metric": measure}, None, test_type="bs", n_samples=samples)()
     ((name, signature),) = signatures.items()  # sacrebleu's own name of the metric
     results = cast("list[Result]", scores[name])  # only the column of names holds text
-    base = results[0].score
-    return [
-        Comparison(
-            system=str(system),
-            score=result.score,
-            difference=result.score - base,
-            # Any difference is at least as large as 0; sacrebleu counts only larger ones.
-            p_value=1.0 if result.p_value is not None and result.score == base else result.p_value,
-            interval=None if result.mean is None or result.ci is None else (result.mean, result.ci),
-            signature=str(signature),
-        )
-        for system, result in zip(scores["System"], results, strict=True)
-    ]
+    found = []
+    for system, result in zip(scores["System"], results, strict=True):
+        difference = result.score - results[0].score
+        # Any difference is at least as large as 0; sacrebleu counts only larger ones.
+        p_value = 1.0 if result.p_value is not None and difference == 0 else result.p_value
+        interval = None if result.mean is None or result.ci is None else (result.mean, result.ci)
+        found.append(Comparison(str(system), result.score, difference, p_value, interval, str(signature)))
+    return found
 
 
 def statistics_of(measure: Metric, hypotheses: Sequence[str]) -> np.ndarray:
