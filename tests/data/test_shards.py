@@ -205,15 +205,10 @@ prepare_shards(corpora, tokenizers, {str(tmp_path)!r}, settings, workers=2, on_s
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"max_source_length": 20, "max_target_length": 15, "on_long": "truncate"},
-        {"max_source_length": 20, "max_length_ratio": 1.2},
-    ],
-    ids=["plain", "truncated", "limits"],
-)
+TRUNCATED = {"max_source_length": 20, "max_target_length": 15, "on_long": "truncate"}
+
+
+@pytest.mark.parametrize("options", [{}, TRUNCATED, {"max_source_length": 20, "max_length_ratio": 1.2}])
 def test_equal_to_data_in_memory(files, tokenizers, tokenizer, tmp_path, options):
     options = {"on_empty": "skip", **options}
     memory = prepare_dataset([text_corpus(files)], "en", "de", tokenizer, tokenizer, tmp_path / "cache", **options)

@@ -124,8 +124,8 @@ def test_lines_of_other_formats(tmp_path):
     write(tmp_path / "a.tsv", "One\tEins\nTwo\tZwei\tDrei\n")
     with rejects("2", "3", field=path):
         list(Corpus(tsv=path).pairs("en", "de"))
-    lines = [{"translation": {"en": "One", "de": "Eins"}}, {"en": "Two", "de": "Zwei"}]
-    path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    lines = '{"translation": {"en": "One", "de": "Eins"}}\n{"en": "Two", "de": "Zwei"}\n'
+    path = write(tmp_path / "a.jsonl", lines)
     assert list(Corpus(jsonl=path).pairs("de", "en")) == [SentencePair(*pair[::-1]) for pair in pairs]
     with rejects(field=path):
         list(Corpus(jsonl=path).pairs("de", "de"))

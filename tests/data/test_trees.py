@@ -97,21 +97,16 @@ def test_a_long_chain_and_a_long_cycle():
         ParsedSentence(["a"] * 3000, [*range(2, 3001), 1], ["x"] * 3000)
 
 
-@pytest.mark.parametrize(
-    ("words", "heads", "relations"),
-    [
-        ("abc", [0, 1, 1], ["x", "y", "z"]),
-        (["a"], [0], [None]),
-        (["a", "b"], [0], ["x", "y"]),
-        (["a", ""], [0, 1], ["x", "y"]),
-        (["a", "b"], [0, -1], ["x", "y"]),
-        (["a", "b"], [0, 3], ["x", "y"]),
-        (["a", "b"], [2, 1], ["x", "y"]),
-    ],
-)
-def test_bad_sentences(words, heads, relations):
+GOOD = {"words": ["a", "b"], "heads": [2, 0], "relations": ["x", "y"]}
+BAD = [("words", "ab"), ("words", ["a"]), ("words", ["a", ""]), ("relations", ["x", None])]
+BAD += [("heads", heads) for heads in ([-1, 0], [3, 0], [2, 1])]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_bad_sentences(name, value):
+    ParsedSentence(**GOOD)
     with rejects():
-        ParsedSentence(words, heads, relations)
+        ParsedSentence(**{**GOOD, name: value})
 
 
 def test_parts_keep_the_edges_within():
@@ -142,10 +137,9 @@ def write(path, text):
     return path
 
 
-def rows_of(*sentences):
-    names = ("source_tokens", "source_heads", "source_relations")
-    columns = ((s.words, s.heads, s.relations) for s in sentences)
-    return [dict(zip(names, map(list, own), strict=True)) | {"de": "Ja"} for own in columns]
+def row_of(sentence):
+    names = {"source_tokens": sentence.words, "source_heads": sentence.heads, "source_relations": sentence.relations}
+    return {**names, "de": "Ja"}
 
 
 def test_corpora_with_trees(files):
@@ -154,7 +148,7 @@ def test_corpora_with_trees(files):
     assert [pair.source.heads for pair in pairs] == [(2, 3, 0), (2, 0, 2)] and pairs[1].target == "Nicht"
     sources, references = load_test_set(replace(corpus, target=[files / "a.de"] * 2), "en", "de", "skip")
     assert sources[1].relations == ("aux:x", "root", "obj") and len(references) == 2
-    records = rows_of(*sources)
+    records = list(map(row_of, sources))
     lines = write(files / "a.jsonl", "".join(f"{json.dumps(record)}\n" for record in records))
     Dataset.from_list(records).to_json(files / "set" / "train.jsonl")
     for settings in ({"jsonl": lines}, {"dataset": str(files / "set")}):
@@ -189,7 +183,7 @@ def test_files_that_do_not_match(files, changes, field):
 
 @pytest.mark.parametrize("change", [{"source_heads": None}, {"source_tokens": "The dog sleeps"}, {"de": None}])
 def test_bad_columns(tmp_path, change):
-    (good,) = rows_of(ParsedSentence(["The", "dog", "sleeps"], [2, 3, 0], ["det", "nsubj", "root"]))
+    good = row_of(ParsedSentence(["The", "dog", "sleeps"], [2, 3, 0], ["det", "nsubj", "root"]))
     path = write(tmp_path / "a.jsonl", f"{json.dumps(good)}\n{json.dumps({**good, **change})}\n")
     with rejects(f"{path}, line 2"):
         list(load_pairs({"jsonl": path, "tree_columns": True}, "en", "de"))

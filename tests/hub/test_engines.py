@@ -125,17 +125,12 @@ def test_what_the_engine_cannot_do(corpus, tokenizer, tmp_path, capsys):
     folder = saved(tmp_path / "model", corpus, tokenizer)
     assert main(["convert", str(folder), "-o", str(tmp_path / "engine"), "--to", "ctranslate2"]) == 0
     engine = recnmt_hf.Translator.from_pretrained(tmp_path / "engine")
-    for options, name in (
-        ({"alignments": True}, "alignments"),
-        ({"generate": {"sequence_bias": [[[5], 1.0]]}}, "sequence_bias"),
-        ({"generate": {"do_sample": True}, "beams": 2}, "beams"),
-    ):
+    for name, value in {"alignments": True, "sequence_bias": [[[5], 1.0]]}.items():
         with pytest.raises(recnmt_hf.UserError, match=name):
-            engine("The dog sleeps.", **options)
+            engine("The dog sleeps.", **{name: value})
+    with pytest.raises(recnmt_hf.UserError, match="beams"):
+        engine("The dog sleeps.", do_sample=True, beams=2)
     other = train_tokenizer((pair.de for pair in corpus["train"]), "word", 50)
     other.save_pretrained(tmp_path / "engine")
     with pytest.raises(recnmt_hf.UserError):
-        recnmt_hf.Translator.from_pretrained(tmp_path / "engine")
-    (tmp_path / "engine/recnmt_engine.json").write_text("{")
-    with pytest.raises(recnmt_hf.UserError, match=r"recnmt_engine\.json"):
         recnmt_hf.Translator.from_pretrained(tmp_path / "engine")

@@ -219,7 +219,7 @@ def test_damaged_and_foreign_npz_files(tmp_path):
     path, files, settings, arrays = copied(tmp_path)
     content = path.read_bytes()
     place = content.index(arrays["decoder_l1_rnn_W"].tobytes()[:64])
-    damaged = [content[:40], content[: len(content) // 2], content[:place] + bytes(64) + content[place + 64 :]]
+    damaged = [content[: len(content) // 2], content[:place] + bytes(64) + content[place + 64 :]]
     for wrong in (np.array([["a pickled object"]], dtype=object), *(np.zeros((90, 16), kind) for kind in "lb")):
         damaged.append(write_npz(path, settings, {**arrays, "Wemb": wrong}).read_bytes())
     np.savez(path, **arrays)  # without settings
@@ -308,9 +308,7 @@ def test_models_that_marian_cannot_run(tokenizer, tmp_path):
     changes |= {"encoder_attention_heads": 8, "layer_norm_eps": 1e-5, "scale_embedding": False}
     for field, value in changes.items():
         folder = changed_folder(own, tmp_path / field, **{field: value}, marian_settings=None)
-        generation = json.loads((folder / "generation_config.json").read_text())
-        del generation["decoder_start_token_id"]
-        (folder / "generation_config.json").write_text(json.dumps(generation))
+        (folder / "generation_config.json").unlink()
     for field in ("source tokenizer", *changes):
         with rejects(field=field):
             export_marian_file(tmp_path / field, tmp_path / "out/model.npz")

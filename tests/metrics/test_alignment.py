@@ -202,8 +202,8 @@ def test_attention_is_the_models_own(folder):
 
 @pytest.fixture
 def files(tmp_path):
-    for name, side in (("source", 0), ("target", 1)):
-        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in PAIRS), encoding="utf-8")
+    for name, side in zip(("source", "target"), zip(*PAIRS, strict=True), strict=True):
+        (tmp_path / name).write_text("\n".join(side), encoding="utf-8")
     (tmp_path / "gold").write_text("0-0 1-1 2-2 3p3\n9-1\n")
     return tmp_path
 
@@ -217,11 +217,9 @@ def test_command(folder, files, capsys):
     assert lines == [found.to_pharaoh() for found in align_pairs(translator, *zip(*PAIRS, strict=True))]
     assert main(["align", str(folder), "--text", *PAIRS[0], "--device", "cpu"]) == 0
     assert capsys.readouterr().out.splitlines() == lines[:1]
-    output, gold = ["-o", str(files / "links")], ["--gold", str(files / "gold")]
-    for picture in ("pair.png", "pair.svg"):
-        shown = ["--plot", str(files / picture), "--pair", "2"]
-        assert main(["align", str(folder), *pairs, *output, *gold, *shown]) == 0
-        assert (files / picture).stat().st_size > 5000
+    output, gold = ["-o", str(files / "links"), "--plot", str(files / "a.png")], ["--gold", str(files / "gold")]
+    assert main(["align", str(folder), *pairs, *output, *gold, "--pair", "2"]) == 0
+    assert (files / "a.png").stat().st_size > 5000
     measured = capsys.readouterr().out.splitlines()[-1]
     assert measured.startswith("AER ") and "5 possible" in measured
     assert (files / "links").read_text().splitlines() == lines
