@@ -161,7 +161,7 @@ def test_wrong_graphs_are_not_written(tokenizer, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(onnx_graphs, "graphs_of", lambda model: graphs_of(type(model)(model.config).eval()))
     folder = saved(tmp_path / "model", tokenizer, FAMILIES["nmt_transformer"], {})
     assert main(["convert", str(folder), "-o", str(tmp_path / "out"), "--to", "onnx"]) == 2
-    assert "The logits of the graphs differ from" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert "The graphs' logits differ from" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_models_that_draw_samples_are_rejected(tokenizer, tmp_path, capsys):

@@ -24,8 +24,7 @@ from .text import SentencePair, first_line, is_url, read_aligned, read_jsonl, re
 from .tree_inputs import attach_trees, sentence_of_columns
 
 
-# Made once in its default sizes for the splits and passes of a run.
-whole_corpus = lru_cache(maxsize=1)(generate_corpus)
+whole_corpus = lru_cache(maxsize=1)(generate_corpus)  # made once for the splits and passes of a run
 KINDS = ("source", "tsv", "jsonl", "dataset", "generated", "sacrebleu")
 # Fields of a corpus -> others, one of which it has then too.
 NEEDED = {
@@ -292,7 +291,7 @@ def plain_paths(value: Any, of_url: Callable[[str], str] = str) -> Any:
     return of_url(value) if isinstance(value, str) and is_url(value) else value
 
 
-# One corpus or several, as public functions take them.
+# As public functions take them.
 Corpora = Corpus | Mapping[str, Any] | Sequence[Corpus | Mapping[str, Any]]
 
 

@@ -20,8 +20,7 @@ from filelock import FileLock, Timeout
 from ..errors import ExistingFileError, UserError
 
 
-# Errors of file systems that do not support locks.
-UNSUPPORTED = frozenset({errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK})
+UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}  # of file systems without locks
 # Unfinished output: a folder with a lock file and the content.
 PREFIX, PARTIAL, LOCK, CONTENT = ".recnmt-", ".partial", "lock", "content"
 MODEL_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json", "tokenizer.json")

@@ -17,10 +17,8 @@ import yaml
 from ..errors import UserError
 
 
-# Probability of a relative, complement or adverbial clause if the depth allows one.
-EMBEDDING = 0.45
-# The splits of a corpus, in the order in which they are drawn.
-DRAWN = ("validation", "test", "test_deep", "train")
+EMBEDDING = 0.45  # probability of a relative, complement or adverbial clause if the depth allows one
+DRAWN = ("validation", "test", "test_deep", "train")  # the splits of a corpus, in the order in which they are drawn
 
 
 class Noun(NamedTuple):

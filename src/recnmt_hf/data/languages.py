@@ -14,8 +14,7 @@ from ..errors import UserError, short_repr
 from ..options import LANGUAGE
 
 
-# Codes in an error message.
-MOST_CODES = 12
+MOST_CODES = 12  # in an error message
 
 
 @lru_cache(1024)

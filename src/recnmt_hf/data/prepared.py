@@ -39,8 +39,7 @@ from .tree_inputs import TreeEncoder, columns_of_trees, tree_columns
 T = TypeVar("T")
 logger = logging.get_logger(__name__)
 
-# Pairs that are tokenized at once; the encodings of more would take gigabytes.
-TOKENIZED_AT_ONCE = 2000
+TOKENIZED_AT_ONCE = 2000  # pairs; the encodings of more would take gigabytes
 # What two pairs have in common -> the sides that are compared.
 KEYS_OF_DUPLICATES = {"pair": (0, 1), "source": (0,), "target": (1,)}
 SIDES = ("source", "target")

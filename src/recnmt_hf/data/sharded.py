@@ -26,11 +26,8 @@ from .prepared import TOKENS, count_equal
 from .tokenizer_pair import TokenizerPair
 
 
-# Pairs from which batches are cut at a time. Larger pools need less padding, and more memory.
-POOL = 2**20
-# Version of the files.
-FORMAT = 1
-MANIFEST, SHARDS = "manifest.json", "shards"
+POOL = 2**20  # pairs from which batches are cut at a time; larger pools need less padding, and more memory
+FORMAT, MANIFEST, SHARDS = 1, "manifest.json", "shards"
 # Ends of the names of shards, and of those with duplicates, whose keys are a further column.
 SHARD, RAW = ".arrow", ".raw.arrow"
 # For each column of a shard the ends of its rows and the values of all rows.
@@ -59,8 +56,7 @@ class ShardRecord:
         self.source_tokens, self.target_tokens = map(len, sides)
         self.unknown_tokens = sum(map(count_equal, sides, (own.unk_token_id for own in tokenizers)))
         if self.pairs:
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_file(sink, table.schema) as writer:
+            with pa.ipc.new_file(sink := pa.BufferOutputStream(), table.schema) as writer:
                 writer.write_table(table.combine_chunks())
             content = sink.getvalue()
             self.bytes, self.sha256 = content.size, hashlib.sha256(content).hexdigest()
@@ -140,7 +136,7 @@ class Mixture:
         if self.temperature is None:
             return [1.0] * len(sizes)
         rates = [size ** (1 / self.temperature - 1) if size else 0.0 for size in sizes]
-        least = min(rate for rate in rates if rate)
+        least = min(filter(None, rates))
         return [rate / least for rate in rates]
 
 

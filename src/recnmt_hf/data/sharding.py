@@ -52,15 +52,10 @@ from .tokenizer_pair import TokenizerPair
 from .tree_inputs import TreeEncoder
 
 
-# Settings of a preparation that has begun.
-PLAN = "plan.json"
-# Bytes that are read at once to find the ends of lines.
-CHUNK = 2**24
-# Column of the keys of duplicates, and their bytes: of 10**10 different pairs, two have the same key with a probability
-# of 1e-19.
-KEYS, KEY_BYTES = "key", 16
-# Keys that are compared at once: 200 MB.
-KEYS_AT_ONCE = 2**22
+PLAN = "plan.json"  # settings of a preparation that has begun
+CHUNK = 2**24  # bytes that are read at once to find the ends of lines
+KEYS, KEY_BYTES = "key", 16  # of 10**10 different pairs, two have the same key with a probability of 1e-19
+KEYS_AT_ONCE = 2**22  # keys that are compared at once: 200 MB
 
 Pairs = list[tuple[Sentence, ...]]
 

@@ -30,8 +30,7 @@ class SentencePair(NamedTuple):
     target: str
 
 
-# Of texts, or of sentences whose `str` is their text.
-Row = TypeVar("Row", bound=tuple[Any, ...])
+Row = TypeVar("Row", bound=tuple[Any, ...])  # of texts, or of sentences whose `str` is their text
 # Ways to handle pairs with an empty side, and pairs that are too long.
 ON_EMPTY, ON_LONG = ("error", "skip"), ("skip", "truncate")
 # First bytes of compressed files. A file of pzstd begins with a frame to skip.

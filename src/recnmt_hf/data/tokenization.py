@@ -22,8 +22,7 @@ from ..options import check_value
 
 SPECIAL_TOKENS = PAD, START, END, UNKNOWN = ["<pad>", "<s>", "</s>", "<unk>"]
 TOKENIZER_TYPES = ("bpe", "word", "space", "character")
-# Marks a symbol that follows a space. In a text it is read as a space.
-GLUE = "▁"
+GLUE = "▁"  # marks a symbol that follows a space; in a text it is read as a space
 # The names that `tokenizers` gives to single bytes, which BPE vocabularies of at least this size include by default.
 BYTES, BYTE_FALLBACK_SIZE = [f"<0x{byte:02X}>" for byte in range(256)], 1000
 # Random segmentations that a word has with BPE dropout, and those that are remembered.

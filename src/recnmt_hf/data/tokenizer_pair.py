@@ -19,12 +19,10 @@ from .tokenization import load_unchecked
 from .tree_inputs import Relations, TreeEncoder, tree_options
 
 
-# Subfolder of a model's folder for the tokenizer of a target with a separate vocabulary.
-TARGET_TOKENIZER = "target_tokenizer"
+TARGET_TOKENIZER = "target_tokenizer"  # subfolder for the tokenizer of a target with a separate vocabulary
 # Embeddings may have more rows than the tokenizer has symbols: they are rounded up for speed, or have a few extra rows.
 MULTIPLES, EXTRA_ROWS = (8, 16, 32, 64, 128, 256), 8
-# Field of a configuration with the stamps of the model's tokenizers.
-STAMPS = "tokenizer_stamps"
+STAMPS = "tokenizer_stamps"  # field of a configuration
 # Texts that tokenizers of the same symbols encode differently: case, accents (composed and decomposed), digits, spaces,
 # punctuation, other scripts, and text like a control token. A changed word changes the stamps of all models.
 PROBES = (

@@ -34,8 +34,7 @@ CONLLU_COLUMNS, ID, FORM, HEAD, RELATION = 10, 0, 1, 6, 7
 # Names of the inputs, with their values at padding.
 HEADS, RELATIONS = "dependency_heads", "dependency_relations"
 TREE_INPUTS = {HEADS: -1, RELATIONS: 0}
-# File in a model's folder with the names of the relations.
-RELATIONS_FILE = "relations.json"
+RELATIONS_FILE = "relations.json"  # in a model's folder, with the names of the relations
 # Names of unknown relations (id 0), and of the relation between the pieces of a word.
 UNKNOWN, PIECE = "<unk>", "<piece>"
 

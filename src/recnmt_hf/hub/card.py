@@ -35,8 +35,7 @@ ENVIRONMENT = re.compile(
     r"PATH|HOME|TMPDIR|TEMP|TMP|LANG|LC_\w+|LD_LIBRARY_PATH|LD_PRELOAD|DYLD_\w+|PYTHON(PATH|HOME|UTF8)|VIRTUAL_ENV"
     r"|CONDA_PREFIX|RECNMT_FAST_PATHS|(OMP|MKL|KMP|OPENBLAS|CUDA)_\w+|SYSTEMROOT"
 )
-# Seconds after which the code of a card is stopped.
-TIME_LIMIT = 600
+TIME_LIMIT = 600  # seconds after which the code of a card is stopped
 
 
 def write_card(
@@ -171,19 +170,18 @@ def describe_decoding(test: TestScore) -> str:
 def score_table(tests: Sequence[TestScore]) -> str:
     """Return the table of scores, with baselines and p-values if available."""
     kinds = {kind: METRIC_NAMES.get(kind, kind) for test in tests for kind in test.scores}
-    rows = []
-    for test in tests:
-        baseline = " / ".join(number(test.baseline_scores.get(kind)) for kind in kinds)
-        rows.append(
-            {
-                "test set": test.name if test.references == 1 else f"{test.name} ({test.references} references)",
-                "sentences": f"{test.sentences:,}",
-                **{name: number(test.scores.get(kind)) for kind, name in kinds.items()},
-                "length ratio": number(test.length_ratio, 3),
-                "baseline": f"{baseline} ({test.baseline})" if test.baseline else "",
-                "p": number(test.p_value, 3),
-            }
-        )
+    baselines = [" / ".join(number(test.baseline_scores.get(kind)) for kind in kinds) for test in tests]
+    rows = [
+        {
+            "test set": test.name if test.references == 1 else f"{test.name} ({test.references} references)",
+            "sentences": f"{test.sentences:,}",
+            **{name: number(test.scores.get(kind)) for kind, name in kinds.items()},
+            "length ratio": number(test.length_ratio, 3),
+            "baseline": f"{baseline} ({test.baseline})" if test.baseline else "",
+            "p": number(test.p_value, 3),
+        }
+        for test, baseline in zip(tests, baselines, strict=True)
+    ]
     if average := average_of(tests):
         rows.append({"test set": AVERAGE, **{name: number(average.get(kind)) for kind, name in kinds.items()}})
     return filled_table(rows)

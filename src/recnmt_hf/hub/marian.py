@@ -30,13 +30,9 @@ SHARED_FIELDS = (
 )
 # Values of fields that MarianMT supports.
 EXPRESSIBLE: dict[str, tuple[Any, ...]] = {
-    "normalize_before": (False,),
-    "self_attention_type": ("absolute",),
-    "decoder_autoregression": ("self_attention",),
-    "position_embedding_type": ("sinusoidal", "marian"),
-    "encoder_position_embeddings": (True,),
-    "decoder_position_embeddings": (True,),
-    "layer_norm_eps": (1e-5,),
+    **{"normalize_before": (False,), "self_attention_type": ("absolute",), "layer_norm_eps": (1e-5,)},
+    **dict.fromkeys(("encoder_position_embeddings", "decoder_position_embeddings"), (True,)),
+    **{"decoder_autoregression": ("self_attention",), "position_embedding_type": ("sinusoidal", "marian")},
 }
 # MarianMT saves its sinusoids; our models compute them.
 COMPUTED = {"model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"}
@@ -66,17 +62,14 @@ def from_marian(model_or_path: MarianMTModel | str | Path, **kwargs: Any) -> NMT
     fields = {name: getattr(marian.config, name) for name in (*SHARED_FIELDS, "init_std")}
     # The weights decide which of them are shared: MarianMT does not share the tables of one vocabulary if its output
     # layer is untied, and transformers unties weights for which the files have different values.
-    encoder, decoder, output = (
-        source[f"{name}.weight"] for name in ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
-    )
+    names = ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
+    encoder, decoder, output = (source[f"{name}.weight"] for name in names)
     fields["share_encoder_decoder_embeddings"] &= torch.equal(encoder, decoder)
     fields["tie_word_embeddings"] &= torch.equal(decoder, output)
     if not fields["share_encoder_decoder_embeddings"]:
         source.pop("model.shared.weight", None)
-    config = NMTTransformerConfig(
-        **fields, normalize_before=False, position_embedding_type="marian", final_logits_bias=True
-    )
-    model: Any = NMTTransformerForConditionalGeneration(config)
+    fields |= {"normalize_before": False, "position_embedding_type": "marian", "final_logits_bias": True}
+    model: Any = NMTTransformerForConditionalGeneration(NMTTransformerConfig(**fields))
     model.to(marian.dtype).load_state_dict(source)
     model.generation_config = marian.generation_config
     return model.to(marian.device).eval()

@@ -45,16 +45,13 @@ from .marian_settings import (
 
 # The padding token, and the byte of a line break in SentencePiece models with byte fallback.
 PADDING, NEWLINE = "<pad>", "<0x0A>"
-# Array with the settings of the model, as YAML text that ends in a NUL.
-SETTINGS = "special:model.yml"
+SETTINGS = "special:model.yml"  # array with the settings of the model, as YAML text that ends in a NUL
 # Types of items in the binary format that do not depend on the processor, with those of numpy.
 PLAIN_TYPES: dict[int, np.dtype[Any]] = {0x404: np.dtype("<f4"), 0x402: np.dtype("<f2"), 0x101: np.dtype("i1")}
 # 8-bit matrices: of marian-nmt/marian-dev, and of the forks of browsermt and Mozilla.
 QUANTIZED_TYPES = (0x10001, 0x4101)
-# Marian transposes a matrix in blocks of this size before it rounds it, and mixes up one that has other dimensions.
-BLOCK = 16
-# Weights are hardly compressible; a file that expands to more times its size is made to fill the memory.
-MAX_EXPANSION = 8
+BLOCK = 16  # Marian transposes a matrix in such blocks before it rounds it, and mixes up one of other dimensions
+MAX_EXPANSION = 8  # weights are hardly compressible; a file that expands more is made to fill the memory
 CONVERSION = "Pass the .npz file, or convert that with marian-conv --gemm-type float32 or intgemm8"
 
 

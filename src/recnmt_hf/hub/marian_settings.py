@@ -13,10 +13,8 @@ from ..models.seq2seq_loss import FORBIDDEN
 from .checked_copy import check_fields
 
 
-# Field of a configuration with the settings of the imported file.
-IMPORTED_SETTINGS = "marian_settings"
-# Values of a setting that is off.
-OFF: tuple[Any, ...] = (False, 0, "", [], None)
+IMPORTED_SETTINGS = "marian_settings"  # field of a configuration
+OFF: tuple[Any, ...] = (False, 0, "", [], None)  # values of a setting that is off
 ANYTHING: tuple[Any, ...] = ()
 # Norm, dropout and sum before and after a sub-layer and after all layers, by whether the norm comes first.
 ORDER = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
@@ -90,12 +88,8 @@ SAME = {
 }
 # Fields of every Transformer of Marian.
 FUNCTION: dict[str, Any] = {
-    "position_embedding_type": "tensor2tensor",
-    "layer_norm_eps": 1e-6,
-    "scale_embedding": True,
-    "self_attention_type": "absolute",
-    "encoder_position_embeddings": True,
-    "decoder_position_embeddings": True,
+    **{"position_embedding_type": "tensor2tensor", "layer_norm_eps": 1e-6, "self_attention_type": "absolute"},
+    **dict.fromkeys(("scale_embedding", "encoder_position_embeddings", "decoder_position_embeddings"), True),
 }
 
 
@@ -198,12 +192,9 @@ def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: 
     imported = getattr(config, IMPORTED_SETTINGS, None)
     if imported and not differing(imported) and imported.get("dim-vocabs") == list(sizes):
         return {**imported, "output-omit-bias": not has_bias}
-    kind, shares, ties = (
-        getattr(config, name)
-        for name in ("decoder_autoregression", "share_encoder_decoder_embeddings", "tie_word_embeddings")
-    )
+    shares, ties = config.share_encoder_decoder_embeddings, config.tie_word_embeddings
+    kind, ffn = config.decoder_autoregression, config.decoder_ffn_dim
     release = GELUS.get(config.activation_function) or GELUS.get(config.aan_activation, GELUS["gelu"])
-    ffn = config.decoder_ffn_dim
     settings: dict[str, Any] = {
         **DEFAULTS,
         **{name: getattr(config, field) for name, field in SAME.items()},

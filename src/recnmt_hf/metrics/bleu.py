@@ -22,8 +22,7 @@ from ..options import check_value
 
 # Languages without spaces between words, and Korean with its long words, by sacrebleu's tokenizer.
 TOKENIZERS = {"zh": "zh yue wuu lzh", "ja-mecab": "ja", "ko-mecab": "ko", "char": "th km lo my shn bo dz"}
-# One reference set, or several.
-References = Sequence[str] | Sequence[Sequence[str]]
+References = Sequence[str] | Sequence[Sequence[str]]  # one set, or several
 
 
 @dataclass

@@ -18,8 +18,7 @@ from .rouge import ROUGE_TYPES, RougeF1
 
 
 METHODS = BOOTSTRAP, RANDOMIZATION, SIGN = "bootstrap", "randomization", "sign"
-# Differences of scores that rounding alone makes.
-ROUNDING = 1e-9
+ROUNDING = 1e-9  # differences of scores that rounding alone makes
 
 
 @dataclass
