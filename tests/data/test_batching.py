@@ -56,12 +56,6 @@ def test_a_sentence_beyond_the_budget_stands_alone():
     assert list(TokenBatchSampler([900, 901], max_tokens=100, shuffle=False)) == [[0], [1]]
 
 
-def test_unshuffled_is_sorted_and_keeps_the_order_of_equal_lengths():
-    made = sampler(shuffle=False)
-    lengths = [(SOURCE[i], TARGET[i], i) for batch in made for i in batch]
-    assert lengths == sorted(lengths)
-
-
 def test_fewer_sentences_than_processes():
     for lengths, processes in (([], 1), ([3], 2)):
         with rejects("too few"):

@@ -221,9 +221,6 @@ def test_a_copy_of_a_corpus_keeps_its_secrets(tmp_path):
     assert replace(other, source="e").with_secret("source") == "e"
 
 
-# -- blank text, or other values --
-
-
 @pytest.mark.parametrize("nothing", ["\u200b", "\u2028", "\x07", "\u3164\ufe0f"])
 def test_lines_of_invisible_characters_are_blank(tmp_path, nothing):
     tsv, jsonl = write(tmp_path / "a.tsv", f"One\t{nothing}\nOne\tEins\n"), tmp_path / "a.jsonl"

@@ -63,9 +63,6 @@ def test_wrong_demands():
             train_tokenizer(texts, **arguments)
 
 
-# -- control tokens in a text --
-
-
 @pytest.mark.parametrize("kind", ["bpe", "word", "space", "character"])
 def test_control_tokens_in_a_text_are_text(kind, tmp_path, corpus):
     """For whoever loads the tokenizer, also where they were in the text that it was trained on."""
@@ -80,9 +77,6 @@ def test_control_tokens_in_a_text_are_text(kind, tmp_path, corpus):
         assert ids[-1] == tokenizer.eos_token_id and controls.isdisjoint(ids[:-1])
         if kind != "space" or text == literal:
             assert tokenizer.decode(ids, skip_special_tokens=True) == text
-
-
-# -- bytes --
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +118,6 @@ def test_an_alphabet_larger_than_the_vocabulary_is_cut():
     for text in texts:
         assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
 
-
-# -- BPE dropout: by seed, epoch and row --
 
 SPECIAL_TEXTS = ["The old cat sleeps.", "Käse, 1.5 kg: ok?", "  x   y ", "naïve café 你好", "</s> <unk> <0x41> >>de<<"]
 

@@ -43,8 +43,7 @@ class Hub:
 
     def __init__(self):
         self.repositories, self.large, self.uploaded = {}, {}, []
-        self.refuse = None  # a status with which all that writes is answered
-        self.echoes = False  # whether that answer repeats the access token
+        self.refuse = None  # a status with which all that writes is answered, with the access token
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -64,21 +63,19 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def missing(self, code):
-        self.answer(404, {"error": code}, X_Error_Code=code)
-
     def handle_any(self):
         path, body = unquote(urlsplit(self.path).path), self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.hub.refuse and self.command in ("POST", "PUT"):
-            token = self.headers.get("Authorization") if self.hub.echoes else ""
-            self.answer(self.hub.refuse, {"error": f"refused {token}"})
+            self.answer(self.hub.refuse, {"error": f"refused {self.headers.get('Authorization')}"})
             return
-        for method, pattern, function in ROUTES:
-            found = re.fullmatch(pattern, path)
-            if found and self.command in method:
-                function(self, body, *found.groups())
-                return
-        self.missing("RepoNotFound")
+        try:
+            for method, pattern, function in ROUTES:
+                if self.command in method and (found := re.fullmatch(pattern, path)):
+                    function(self, body, *found.groups())
+                    return
+            raise LookupError("RepoNotFound")
+        except LookupError as error:
+            self.answer(404, {"error": str(error)}, X_Error_Code=str(error))
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any
 
@@ -100,45 +97,39 @@ class Handler(BaseHTTPRequestHandler):
         errors = [{"message": '"license" must be one of [mit]'}] if is_wrong else []
         self.answer(400 if errors else 200, {"errors": errors, "warnings": []})
 
-    def repository(self, name, revision="main"):
-        found = self.hub.repositories.get(name)
-        if found is None:
-            self.missing("RepoNotFound")
-        elif found.at(revision) is None:
-            self.missing("RevisionNotFound")
-        else:
-            return found, found.at(revision), found.commits[found.at(revision)]
-        return None
+    def find(self, name, revision="main"):
+        """Return a repository, and the commit and the files of a revision."""
+        repository = self.hub.repositories.get(name)
+        sha = repository and repository.at(revision)
+        if sha is None:
+            raise LookupError("RepoNotFound" if repository is None else "RevisionNotFound")
+        return repository, sha, repository.commits[sha]
 
-    def info(self, body, name, revision=None):
-        if found := self.repository(name, revision or "main"):
-            repository, sha, files = found
-            siblings = [{"rfilename": file} for file in files]
-            self.answer(200, {"id": name, "sha": sha, "private": repository.private, "siblings": siblings, "tags": []})
+    def info(self, body, name, revision="main"):
+        repository, sha, files = self.find(name, revision)
+        siblings = [{"rfilename": file} for file in files]
+        self.answer(200, {"id": name, "sha": sha, "private": repository.private, "siblings": siblings, "tags": []})
 
     def tree(self, body, name, revision, folder):
-        if found := self.repository(name, revision):
-            entries = []
-            for file, data in found[2].items():
-                if file.startswith(f"{folder}/" if folder else ""):
-                    entry = {"type": "file", "path": file, "size": len(data), "oid": git_oid(data)}
-                    if is_large(file):
-                        sha256 = hashlib.sha256(data).hexdigest()
-                        entry |= {"lfs": {"oid": sha256, "size": len(data), "pointerSize": 130}, "oid": "0" * 40}
-                    entries.append(entry)
-            if folder and not entries:
-                self.missing("EntryNotFound")
-                return
-            self.answer(200, entries)
+        entries = []
+        for file, data in self.find(name, revision)[2].items():
+            if file.startswith(f"{folder}/" if folder else ""):
+                entry = {"type": "file", "path": file, "size": len(data), "oid": git_oid(data)}
+                if is_large(file):
+                    sha256 = hashlib.sha256(data).hexdigest()
+                    entry |= {"lfs": {"oid": sha256, "size": len(data), "pointerSize": 130}, "oid": "0" * 40}
+                entries.append(entry)
+        if folder and not entries:
+            raise LookupError("EntryNotFound")
+        self.answer(200, entries)
 
     def preupload(self, body, name, revision):
-        if found := self.repository(name, revision):
-            files = []
-            for file in json.loads(body)["files"]:
-                known, mode = found[2].get(file["path"]), "lfs" if is_large(file["path"]) else "regular"
-                oid = known and (hashlib.sha256(known).hexdigest() if mode == "lfs" else git_oid(known))
-                files.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid})
-            self.answer(200, {"files": files})
+        present, files = self.find(name, revision)[2], []
+        for file in json.loads(body)["files"]:
+            known, mode = present.get(file["path"]), "lfs" if is_large(file["path"]) else "regular"
+            oid = known and (hashlib.sha256(known).hexdigest() if mode == "lfs" else git_oid(known))
+            files.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        self.answer(200, {"files": files})
 
     def large_batch(self, body, name):
         objects = []
@@ -153,10 +144,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, {})
 
     def commit(self, body, name, revision):
-        found = self.repository(name, revision)
-        if not found:
-            return
-        repository, _, files = found
+        repository, _, files = self.find(name, revision)
         files = dict(files)
         for entry in map(json.loads, body.decode().splitlines()):
             key, value = entry["key"], entry["value"]
@@ -175,22 +163,20 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, answer)
 
     def branch(self, body, name, branch):
-        if found := self.repository(name):
-            found[0].revisions[branch] = found[1]
-            self.answer(200, {})
+        repository, sha, _ = self.find(name)
+        repository.revisions[branch] = sha
+        self.answer(200, {})
 
     def tag(self, body, name, revision):
-        if found := self.repository(name, revision):
-            found[0].revisions[json.loads(body)["tag"]] = found[1]
-            self.answer(200, {})
+        repository, sha, _ = self.find(name, revision)
+        repository.revisions[json.loads(body)["tag"]] = sha
+        self.answer(200, {})
 
     def resolve(self, body, name, revision, file):
-        if found := self.repository(name, revision):
-            data = found[2].get(file)
-            if data is None:
-                self.missing("EntryNotFound")
-                return
-            self.answer(200, data, ETag=f'"{git_oid(data)}"', X_Repo_Commit=found[1], Accept_Ranges="none")
+        _, sha, files = self.find(name, revision)
+        if file not in files:
+            raise LookupError("EntryNotFound")
+        self.answer(200, files[file], ETag=f'"{git_oid(files[file])}"', X_Repo_Commit=sha, Accept_Ranges="none")
 
 
 NAME, KIND = r"([\w.-]+/[\w.-]+)", "(?:models|spaces)"
@@ -214,12 +200,9 @@ ROUTES = [
 def loopback_hub():
     """Yields the state and the address of a running server."""
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("OwnHandler", (Handler,), {"hub": hub}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield hub, f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("OwnHandler", (Handler,), {"hub": hub})) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield hub, f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()

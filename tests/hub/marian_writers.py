@@ -1,5 +1,6 @@
 """Write files as Marian does."""
 
+import re
 import struct
 
 import numpy as np
@@ -22,9 +23,7 @@ def write_npz(path, settings, arrays):
 
 def is_quantized(name, fork):
     """Whether int8 files of a fork hold 8-bit numbers for an array."""
-    return ("Wemb" in name and fork == "fork") or name.rpartition("_")[2] in {
-        *("W", "Wf", "Wo", "Wq", "Wk", "Wv", "W1", "W2", "Wi", "Wt")
-    }
+    return ("Wemb" in name and fork == "fork") or re.search("_W[foqkv12it]?$", name) is not None
 
 
 def write_bin(path, settings, arrays, fork="fork", version=1):

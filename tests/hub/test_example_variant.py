@@ -114,11 +114,10 @@ def test_it_goes_to_the_hub_and_loads_from_there(folder, examples, tmp_path):
         publish = f"""
             import sys
             sys.path.insert(0, {examples!r})
-            from mean_transformer import MeanTransformerForConditionalGeneration
-            MeanTransformerForConditionalGeneration.from_pretrained({str(folder)!r}).push_to_hub("tester/mean")
+            from mean_transformer import MeanTransformerForConditionalGeneration as Model
+            found = str(Model.from_pretrained({str(folder)!r}).push_to_hub("tester/mean"))
             sys.path.remove({examples!r})
             del sys.modules["mean_transformer"]
-            found = True
         """
         assert run(publish, tmp_path)
         repository = hub.repositories["tester/mean"]

@@ -32,9 +32,6 @@ def folder(tmp_path_factory, tokenizer):
     return path
 
 
-# -- formats and error rate --
-
-
 def test_links_in_and_out():
     gold = parse_links("0-0 2p1 1?3")
     assert gold.sure == {(0, 0)} and gold.possible == {(0, 0), (2, 1), (1, 3)}
@@ -75,9 +72,6 @@ def test_metric_of_evaluate():
     assert (result["precision"], result["recall"]) == pytest.approx((3 / 4, 2 / 3))
     with rejects(field="reference 2"):
         metric.compute(predictions=["1-1", "1-1"], references=["1-1", "0-1"], one_based=True)
-
-
-# -- tokens and words --
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word", "character"])
@@ -195,9 +189,6 @@ def test_attention_is_the_models_own(folder):
         list(align_pairs(translator, ["a"], ["a", "b"]))
     with rejects(field="Pair 2: source"):
         list(align_pairs(translator, ["a", " "], ["a", "b"]))
-
-
-# -- the command --
 
 
 @pytest.fixture

@@ -125,10 +125,7 @@ def links_of_pairs(
 
 
 def collate_links(rows: Sequence[Sequence[int]], batch: Mapping[str, Any]) -> torch.Tensor:
-    """
-    Return the links of a batch, padded on the right, rows of [`links_of_pairs`], as `(batch_size, target_length,
-    source_length)`: p(i|j), uniform over the source tokens linked to target token j, zero for a token without links.
-    """
+    """Return p(source token i | target token j) `(batch_size, target_length, source_length)` by [`links_of_pairs`]."""
     count, target_length = batch["labels"].shape
     links = np.zeros((count, target_length, batch["input_ids"].shape[1]), dtype=np.float32)
     sentences = np.repeat(np.arange(count), [len(row) // 2 for row in rows])

@@ -4,11 +4,11 @@ A generated English-German corpus, for tests and first steps.
 A small grammar generates each sentence in both languages. Order and hierarchy matter in every sentence: German verbs
 are second, first (after a fronted word) or last (in subordinate clauses), separable verbs split, articles, adjectives
 and relative pronouns agree in gender, number and case, and relative and complement clauses nest to a chosen depth.
-
-Sentences are text in which commas are words of their own; [`write`] joins them.
+Commas are words of their own until [`write`] joins them.
 """
 
 import random
+import re
 from importlib import resources
 from typing import NamedTuple
 
@@ -36,9 +36,7 @@ class Noun(NamedTuple):
         """Return the German form of a number and case."""
         if plural:
             return self.de_plural + ("n" if case == "dat" and self.de_plural[-1] not in "ns" else "")
-        if self.weak and case != "nom":
-            return self.de + ("n" if self.de[-1] in "er" else "en")
-        return self.de
+        return self.de + (("n" if self.de[-1] in "er" else "en") if self.weak and case != "nom" else "")
 
 
 class Verb(NamedTuple):
@@ -69,7 +67,7 @@ class Verb(NamedTuple):
 
     @property
     def needs_living_object(self) -> bool:
-        """`True` if the object must be a person or an animal, as for help, call and invite."""
+        """Whether the object must be a person or an animal, as for help, call and invite."""
         return self.case == "dat" or self.particle == "ein" or self.de == "rufen"
 
 
@@ -153,11 +151,7 @@ def predicate(
 
 def write(words: str) -> str:
     """Write a sentence: one comma where several meet, none before the full stop, first letter upper-case."""
-    tokens: list[str] = []
-    for word in words.split():
-        if word != "," or tokens[-1] != ",":
-            tokens.append(word)
-    text = " ".join(tokens).removesuffix(" ,").replace(" ,", ",")
+    text = re.sub("( ,)+", ",", " ".join(words.split())).removesuffix(",")
     return text[0].upper() + text[1:] + "."
 
 
@@ -232,11 +226,8 @@ class Grammar:
         if complement and depth > 0 and draw < 0.1 + 0.5 * EMBEDDING:
             verb = self.choice(SENTENTIAL)
             return predicate(subject, verb, past, complement=self.clause(depth - 1, "final", adjuncts=False))
-        thing = None
-        if draw < 0.45:
-            verb = self.choice(INTRANSITIVE)
-        else:
-            verb = self.choice(TRANSITIVE)
+        verb, thing = self.choice(INTRANSITIVE if draw < 0.45 else TRANSITIVE), None
+        if draw >= 0.45:
             thing = self.noun_phrase(depth, ("person", "animal", *(() if verb.needs_living_object else ("thing",))))
         modal = self.choice(MODALS) if self.chance(0.2) else None
         negated = modal is None and self.chance(0.15)
@@ -277,11 +268,9 @@ class Grammar:
             english, german = f"{adverb[0]} , {english}", f"{adverb[1]} {german}"
         if below is None:
             return Pair(english, german, depth)
-        subordinate = f"{conjunction[0]} {below.en}", f"{conjunction[1]} {below.de}"
-        if is_fronted:
-            english, german = f"{subordinate[0]} , {english}", f"{subordinate[1]} , {german}"
-        else:
-            english, german = f"{english} {subordinate[0]}", f"{german} , {subordinate[1]}"
+        low_english, low_german = f"{conjunction[0]} {below.en}", f"{conjunction[1]} {below.de}"
+        english = f"{low_english} , {english}" if is_fronted else f"{english} {low_english}"
+        german = f"{low_german} , {german}" if is_fronted else f"{german} , {low_german}"
         return Pair(english, german, max(depth, 1 + below.depth))
 
     def sentence(self, max_depth: int) -> Pair:

@@ -1,8 +1,7 @@
 """
-Prepare training data once, in shards: files of token ids that training reads piece by piece.
-
-A shard comes from a fixed number of consecutive lines (or rows) of one corpus and depends on nothing else. So shards
-are the same for any number of processes and machines, and an interrupted preparation continues with missing ones.
+Prepare training data once, in shards of token ids. A shard comes from a fixed number of consecutive lines (or rows) of
+one corpus and depends on nothing else. So shards are the same for any number of processes and machines, and an
+interrupted preparation continues with missing ones.
 """
 
 import hashlib

@@ -139,10 +139,7 @@ def decode_lines(content: bytes, name: str, first: int) -> str:
 def read_aligned(
     paths: Sequence[str | Path], on_empty: str = "error", lines: Sequence[Iterator[Any]] | None = None
 ) -> Iterator[tuple[Any, ...]]:
-    """
-    Yield rows of line-aligned files (or `lines` of open ones). `on_empty` (`"error"` or `"skip"`) is the treatment of a
-    row with a blank side. `UserError` for such a row, for different numbers of lines, and for empty files.
-    """
+    """Yield rows of line-aligned files, or of `lines`; `on_empty` (`"error"` or `"skip"`) is for blank sides."""
     sides: Sequence[Iterator[Any]] = [read_lines(path) for path in paths] if lines is None else lines
     return skip_blank_pairs(side_by_side(paths, sides), [str(path) for path in paths], on_empty)
 
@@ -192,10 +189,7 @@ def read_tsv(path: str | Path) -> Iterator[tuple[int, SentencePair]]:
 def read_jsonl(
     path: str | Path, source_key: str, target_key: str, read_source: Callable[[Any, str], Any] | None = None
 ) -> Iterator[tuple[int, SentencePair]]:
-    """
-    Yield line numbers and pairs from JSON lines: `{"translation": {"en": .., "de": ..}}` as in `datasets`, or
-    `{"en": .., "de": ..}`. `read_source` reads the source from an object, with its place for messages.
-    """
+    """Yield line numbers and pairs of JSON lines, `{"en": .., "de": ..}` or in `translation`, as in `datasets`."""
     name = masked(str(path))
     for number, line in enumerate(read_lines(path), start=1):
         place = f"{name}, line {number}"

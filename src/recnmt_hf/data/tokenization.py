@@ -273,10 +273,7 @@ def segmentation(resegmenter: Resegmenter, word: str, variant: int) -> list[int]
 
 
 class ResegmentedDataset(Dataset[dict[str, Any]]):
-    """
-    A prepared dataset, with `input_ids` and `labels`, whose pairs have other segmentations in each epoch. Seed, epoch
-    and row decide the segmentation. A side that would have more than `longest` tokens keeps the one it has.
-    """
+    """A prepared dataset whose pairs have other segmentations, of at most `longest` tokens, by seed, epoch and row."""
 
     def __init__(self, data: Any, resegmenters: tuple[Resegmenter, Resegmenter], seed: int, longest: int | None = None):
         self.data, self.resegmenters, self.seed, self.longest = data, resegmenters, seed, longest

@@ -1,7 +1,5 @@
 """
-Dependency trees: read them from CoNLL-U files or columns of a corpus, and make the inputs of models that read them.
-
-Heads of words are numbered as in CoNLL-U: from 1, and 0 is the head of a root. The inputs are `dependency_heads`, the
+Dependency trees, read from CoNLL-U files or columns of a corpus, and the inputs of models: `dependency_heads`, the
 position of each token's head (-1: none), and `dependency_relations`, the id of its relation to the head.
 """
 
@@ -74,10 +72,7 @@ def parsed_at(place: str, *lists: Any) -> ParsedSentence:
 
 
 def attach_trees(lines: Iterable[str], text: str | Path | None, trees: str | Path) -> Iterator[str | ParsedSentence]:
-    """
-    Yield lines from the file `text` (`None`: standard input), words separated by spaces, with their trees from the
-    CoNLL-U file `trees`, which has one sentence for each line that is not blank. The words are those of the text.
-    """
+    """Yield lines of the file `text` (`None`: standard input) with a tree of `trees` for each that is not blank."""
     name, trees_name = "standard input" if text is None else masked(str(text)), masked(str(trees))
     sentences, line = read_conllu(trees), 0
     for line, source in enumerate(lines, start=1):

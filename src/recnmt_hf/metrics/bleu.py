@@ -47,10 +47,7 @@ class MetricScore:
 
 
 def reference_sets(hypotheses: Sequence[str], references: References) -> list[list[str]]:
-    """
-    Return one list per reference set; a plain list of sentences is one set. Raise `UserError` unless translations and
-    references have one length, and are not empty.
-    """
+    """Return a list per reference set; a plain list of sentences is one. `UserError` for other lengths, or none."""
     sets: Any = [references] if references and isinstance(references[0], str) else references
     if isinstance(hypotheses, str) or not hypotheses or not sets or any(isinstance(lines, str) for lines in sets):
         raise UserError("Pass lists of at least one translation and reference.", field="references")
@@ -207,8 +204,7 @@ def scores_by_length(
     streams = reference_sets(hypotheses, references)
     reference_sets(hypotheses, sources)  # checks the sources
     lengths = list(map(length or count_words, sources))
-    bins = []
-    score = score or partial(sacrebleu_score, tokenize=tokenize)
+    bins, score = [], score or partial(sacrebleu_score, tokenize=tokenize)
     for low, high in itertools.pairwise([-1 if 0 in lengths else 0, *edges, math.inf]):
         rows = [i for i, count in enumerate(lengths) if low < count <= high]
         if rows:
@@ -219,9 +215,8 @@ def scores_by_length(
 
 def sets_of(references: list[Any]) -> list[Any]:
     """Return reference sets from the references of each sentence, as `evaluate` passes them."""
-    if not references or isinstance(references[0], str):
-        return references
-    return [list(stream) for stream in zip(*references, strict=True)]
+    is_one = not references or isinstance(references[0], str)
+    return references if is_one else list(map(list, zip(*references, strict=True)))
 
 
 class TextMetric(evaluate.Metric):

@@ -101,10 +101,8 @@ def rouge_scores(hypotheses: Sequence[str], references: References, units: str =
 
 class Rouge(TextMetric):
     """
-    Mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L; `Rouge().compute(predictions=[...], references=[...], units="words")`.
-
-    `units` is `"words"`, `"characters"` (for Chinese) or `"english"` (with Porter's stemmer). The result has `rouge1`,
-    `rouge2`, `rougeL` in percent, and the `signature`.
+    Mean F1 of ROUGE; `Rouge().compute(predictions=[...], references=[...], units="words")` returns `rouge1`, `rouge2`,
+    `rougeL` in percent, and the `signature`. `units` are those of [`rouge_scores`].
     """
 
     citation = "Lin, 2004"

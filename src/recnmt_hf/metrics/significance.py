@@ -137,10 +137,7 @@ def score_of(measure: Metric, sums: np.ndarray) -> float:
 
 
 def chance(own: np.ndarray, other: np.ndarray, measure: Metric, exchanges: Iterable[np.ndarray]) -> float:
-    """
-    Return the p-value: the share of random exchanges of sentences after which the difference between two systems' mean
-    scores is at least as large as the observed one. `own` and `other` are counts of shape `(runs, sentences, counts)`.
-    """
+    """Return the share of exchanges after which mean scores, of counts `(runs, sentences, counts)`, differ as much."""
 
     def mean_score(runs: np.ndarray) -> float:
         return float(np.mean([score_of(measure, sums) for sums in runs]))
