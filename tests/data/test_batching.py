@@ -65,8 +65,7 @@ def test_fewer_sentences_than_processes():
 @pytest.mark.parametrize("processes, filled", [(2, 6), (4, 8), (5, 5)])
 def test_batches_of_one_sentence_fill_up_for_all_processes(processes, filled):
     batches = list(TokenBatchSampler([5] * 5, max_tokens=5, num_processes=processes))
-    assert len(batches) == filled and all(len(batch) == 1 for batch in batches)
-    assert {batch[0] for batch in batches} == set(range(5))
+    assert len(batches) == filled and {tuple(batch) for batch in batches} == {(i,) for i in range(5)}
 
 
 def cut_one_by_one(order, sources, targets, limits):

@@ -114,13 +114,11 @@ def test_a_folder_with_other_work_is_not_used(tmp_path):
     for place, settings in ((tmp_path, {"must_be_new": True}), (tmp_path / "one", {})):
         with pytest.raises((ExistingFileError, NotADirectoryError)), open_output_folder(place, **settings):
             pytest.fail("was opened")
-    for name in ("config.json", "model/config.json", "checkpoint-7/tokenizer.json"):
-        sign = tmp_path / "models" / name
-        sign.parent.mkdir(parents=True, exist_ok=True)
-        sign.touch()
-        with rejects("contains a model", Path(name)), open_output_folder(tmp_path / "models"):
+    for name in ("a/config.json", "b/model/config.json", "c/checkpoint-7/tokenizer.json"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+        with rejects("contains a model"), open_output_folder(tmp_path / name[0]):
             pass
-        sign.unlink()
 
 
 @contextlib.contextmanager

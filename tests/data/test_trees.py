@@ -229,11 +229,8 @@ def test_pieces_of_words(pieces):
     tokens = TreeEncoder(pieces, RELATIONS, root="token")([SENTENCE])[0]
     assert tokens.tree.heads == [1, 6, 1, 1, 1, 1, 11, 6, 6, 6, 6, -1]
     assert tokens.tree.relations[6] == 0
-
-
-def test_subtypes_of_relations(pieces):
-    relations = Relations(("<unk>", "nsubj", "nsubj:x", "<piece>"), subtypes=True)
-    assert TreeEncoder(pieces, relations)([SENTENCE])[0].tree.relations[:2] == [0, 2]
+    subtypes = Relations(("<unk>", "nsubj", "nsubj:x", "<piece>"), subtypes=True)
+    assert TreeEncoder(pieces, subtypes)([SENTENCE])[0].tree.relations[:2] == [0, 2]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word", "space"])

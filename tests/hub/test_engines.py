@@ -61,10 +61,10 @@ def test_same_probabilities_and_beams(variant, corpus, tokenizer, tmp_path):
         stop = {"early_stopping": True} if beams > 1 else {}
         expected = own(sources, beams=beams, num_hypotheses=beams, **settings, generate=stop)
         found = engine(sources, beams=beams, num_hypotheses=beams, **settings)
-        for one, other in zip(expected, found, strict=True):
-            assert [each.tokens for each in one.hypotheses] == [each.tokens for each in other.hypotheses]
-            assert [each.text for each in one.hypotheses] == [each.text for each in other.hypotheses]
-            scores = [torch.tensor([each.score for each in each_one.hypotheses]) for each_one in (one, other)]
+        for pair in zip(expected, found, strict=True):
+            one, other = ([(each.tokens, each.text) for each in translation.hypotheses] for translation in pair)
+            assert one == other
+            scores = [torch.tensor([each.score for each in translation.hypotheses]) for translation in pair]
             torch.testing.assert_close(*scores, atol=1e-4, rtol=1e-5)
 
 

@@ -25,7 +25,6 @@ SEPARATE = {"decoder_vocab_size": 37, "share_encoder_decoder_embeddings": False}
 SEPARATE |= {"pad_token_id": 36, "decoder_start_token_id": 36}
 CONFIGS = {
     "shared": {"scale_embedding": True},
-    "unscaled": {"scale_embedding": False},
     "deep-encoder": {"encoder_layers": 3, "decoder_layers": 1, "activation_function": "swish"},
     "relu": {"activation_function": "relu", "decoder_ffn_dim": 64, "decoder_attention_heads": 2},
     "untied": {"tie_word_embeddings": False},

@@ -68,9 +68,8 @@ def test_signatures():
 
 def test_texts_without_spaces_are_compared_by_parts():
     """For every form of a code, as sacrebleu chooses where it does; one wrong character does not make BLEU 0."""
-    texts = {"zh": "我今天去学校看书", "ja": "今日は学校で本を読む", "ko": "나는오늘학교에갑니다"}
-    texts |= {"th": "วันนี้ฉันไปโรงเรียน", "km": "ថ្ងៃនេះខ្ញុំទៅសាលា", "lo": "ມື້ນີ້ຂ້ອຍໄປໂຮງຮຽນ", "my": "ဒီနေ့ကျောင်းသွားတယ်"}
-    texts |= {"bo": "དེ་རིང་ང་སློབ་གྲྭར་འགྲོ"}
+    texts = {"zh": "我今天去学校看书", "ja": "今日は学校で本を読む", "th": "วันนี้ฉันไปโรงเรียน", "lo": "ມື້ນີ້ຂ້ອຍໄປໂຮງຮຽນ"}
+    texts |= {"km": "ថ្ងៃនេះខ្ញុំទៅសាលា", "ko": "나는오늘학교에갑니다", "my": "ဒီနေ့ကျောင်းသွားတယ်", "bo": "དེ་རིང་ང་སློབ་གྲྭར་འགྲོ"}
     for language, text in texts.items():
         forms = {language, f"{language}-XX", langcodes.get(language).to_alpha3(), f"{language.upper()}_Abcd"}
         (tokenizer,) = set(map(bleu_tokenizer, forms))

@@ -157,6 +157,8 @@ class Corpus:
     def tagged(self, row: tuple[Sentence, ...], references: bool = False) -> tuple[Sentence, ...]:
         """Return a source with its tag, and its target with its own; references have none."""
         tags = self.source_tag, None if references else self.target_tag
+        if tags == (None, None):
+            return row
         return tuple(text if tag is None else Sentence(f"{tag} {text}") for text, tag in zip_longest(row, tags))
 
     def _read(

@@ -56,7 +56,7 @@ def read_conllu(path: str | Path) -> Iterator[tuple[int, ParsedSentence]]:
         elif line.startswith("#") or (len(row) == CONLLU_COLUMNS and {"-", "."} & {*row[ID]}):
             continue
         elif len(row) != CONLLU_COLUMNS or row[ID] != str(len(rows) + 1) or not row[HEAD].isdecimal():
-            expected = f"word {len(rows) + 1} of a sentence in ten tab-separated columns, with the number of its head"
+            expected = f"a blank line or word {len(rows) + 1} in ten tab-separated columns, with the number of its head"
             raise UserError(f"expected {expected}, got {short_repr(line)}.", field=f"{name}, line {number}")
         else:
             first = first if rows else number

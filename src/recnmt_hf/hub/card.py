@@ -133,7 +133,7 @@ def card_of_copy(
 
 
 def run_isolated(code: str) -> str:
-    """Return the output of Python code in a process without access tokens; no sandbox for malicious code."""
+    """Return the output of Python code in an offline process without access tokens; no sandbox for malicious code."""
     variables = {name: value for name, value in os.environ.items() if ENVIRONMENT.fullmatch(name)}
     with tempfile.TemporaryDirectory() as home:
         result = subprocess.run(

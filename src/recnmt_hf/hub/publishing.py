@@ -150,7 +150,8 @@ def files_of(folder: Path) -> list[str]:
 def is_allowed(name: str, kind: str = "model") -> bool:
     """Return whether a repository may contain a file of this name."""
     if kind == "space":
-        return is_allowed(name.split("/", 2)[-1]) if name.startswith(f"{MODELS}/") else name in SPACE_FILES
+        first, _, rest = name.partition("/")
+        return is_allowed(rest.partition("/")[2]) if first == MODELS else name in SPACE_FILES
     # A star of fnmatch also matches slashes, so their numbers are compared.
     return any(fnmatch(name, pattern) and name.count("/") == pattern.count("/") for pattern in ALLOWED)
 

@@ -73,9 +73,8 @@ def alignment_error_rate(predictions: Sequence[Links], references: Sequence[Gold
     Raises:
         UserError: Their numbers differ, or there is neither a link nor a sure one.
     """
-    if len(predictions) != len(references):
-        message = f"alignments has {len(predictions)} entries, but gold has {len(references)}."
-        raise UserError(message, field="alignments")
+    if (count := len(predictions)) != len(references):
+        raise UserError(f"alignments has {count} entries, but gold has {len(references)}.", field="alignments")
     sides = [(set(links), gold.sure, gold.possible) for links, gold in zip(predictions, references, strict=True)]
     links, sure, possible = (sum(map(len, side)) for side in zip(*sides, strict=True)) if sides else (0, 0, 0)
     in_sure = sum(len(links & sure) for links, sure, _ in sides)

@@ -119,8 +119,8 @@ def sacrebleu_score(
     Raises:
         UserError: The tokenizer is unknown, or the lists have different lengths.
     """
-    metric = bleu_metric(lowercase, tokenize)
-    return score_with(metric, "BLEU (case-insensitive)" if lowercase else "BLEU", hypotheses, references, samples)
+    name = "BLEU (case-insensitive)" if lowercase else "BLEU"
+    return score_with(bleu_metric(lowercase, tokenize), name, hypotheses, references, samples)
 
 
 def chrf_score(hypotheses: Sequence[str], references: References) -> MetricScore:

@@ -26,10 +26,8 @@ def units_of(kind: str) -> Callable[[str], list[str]]:
     of the original script, letters a to z with Porter's stemmer; for figures of CNN/DailyMail or XSum.
     """
     check_value("units", kind, Literal[ROUGE_UNITS])
-    if kind == "characters":
-        return lambda text: list("".join(text.split()))
-    if kind == "words":
-        return words_of
+    if kind != "english":
+        return words_of if kind == "words" else lambda text: list("".join(text.split()))
     with packages_of_extra("metrics", "ROUGE"):
         from rouge_score.tokenizers import DefaultTokenizer
 
