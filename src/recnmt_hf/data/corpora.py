@@ -26,11 +26,9 @@ from .tree_inputs import attach_trees, sentence_of_columns
 
 whole_corpus = lru_cache(maxsize=1)(generate_corpus)  # made once for the splits and passes of a run
 KINDS = ("source", "tsv", "jsonl", "dataset", "generated", "sacrebleu")
-# Fields of a corpus -> others, one of which it has then too.
-NEEDED = {
-    **{"data_files": ("dataset",), "pair": ("sacrebleu",), "tree_columns": ("dataset", "jsonl"), "source": ("target",)},
-    **dict.fromkeys(("target", "alignments", "source_trees"), ("source",)),
-}
+# Fields that only corpora of certain kinds have.
+NEEDED = {"data_files": ["dataset"], "pair": ["sacrebleu"], "alignments": ["source"], "source_trees": ["source"]}
+NEEDED["tree_columns"] = ["dataset", "jsonl"]
 SPLITS = ("train", "validation", "test", "test_deep")
 
 
@@ -91,6 +89,9 @@ class Corpus:
         if self.alignments or self.has_trees:
             for name in sorted(given & {"source_tag", "target_tag"}):
                 raise UserError(f"{name} cannot be combined with positions of words (links, trees).", field=name)
+        if len(sides := given & {"source", "target"}) == 1:
+            missing = "target" if "source" in sides else "source"
+            raise UserError(f"{missing} is missing; text files need both sides.", field=missing)
         kinds = [name for name in KINDS if getattr(self, name)]
         if len(kinds) != 1:
             raise UserError(f"A corpus needs exactly one of {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}.")
