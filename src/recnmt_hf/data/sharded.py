@@ -81,7 +81,7 @@ def open_columns(path: Path) -> Columns:
     return {name: (table[name].offsets.to_numpy(), table[name].values.to_numpy()) for name in table.schema.names}
 
 
-def signed(content: Mapping[str, Any]) -> dict[str, Any]:
+def sign(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a mapping for JSON with its checksum."""
     return {**content, "checksum": digest_of(content)}
 

@@ -33,19 +33,7 @@ from .prepared import (
     warn_about_unknown,
 )
 from .records import Sentence
-from .sharded import (
-    FORMAT,
-    MANIFEST,
-    RAW,
-    SHARD,
-    SHARDS,
-    ShardRecord,
-    open_table,
-    read_json,
-    read_signed,
-    signed,
-    write,
-)
+from .sharded import FORMAT, MANIFEST, RAW, SHARD, SHARDS, ShardRecord, open_table, read_json, read_signed, sign, write
 from .text import decode_lines, is_plain_file, skip_blank_pairs
 from .tokenizer_pair import TokenizerPair
 from .tree_inputs import TreeEncoder
@@ -127,7 +115,7 @@ class ShardMaker:
         record.removed = {reason: count for reason, count in sorted(removed.items()) if count}
         if tables:
             record.save(pa.Table.from_batches(tables), self.path(record.name), self.tokenizers)
-        write(self.folder / f"{record.name}.json", json.dumps(signed(asdict(record))).encode())
+        write(self.folder / f"{record.name}.json", json.dumps(sign(asdict(record))).encode())
         return record
 
     def read(self, block: Block) -> tuple[int, Iterator[tuple[Sentence, ...]]]:
@@ -322,7 +310,7 @@ def finish(plan: Mapping[str, Any], names: Sequence[str], output: Path, maker: S
     if not manifest["pairs"]:
         raise UserError(f"All {manifest['read']} pairs for {output} were removed ({manifest['removed']}).")
     warn_about_unknown(manifest["unknown_tokens"], manifest["source_tokens"] + manifest["target_tokens"])
-    write(output / MANIFEST, json.dumps(signed(manifest), indent=1, ensure_ascii=False).encode())
+    write(output / MANIFEST, json.dumps(sign(manifest), indent=1, ensure_ascii=False).encode())
     return manifest
 
 

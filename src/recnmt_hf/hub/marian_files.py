@@ -30,17 +30,7 @@ from ..training.processes import logger
 from ..training.recipe_yaml import load_yaml
 from .checked_copy import load_checked
 from .marian import save_imported
-from .marian_settings import (
-    FURTHER,
-    IMPORTED_SETTINGS,
-    OLD_OUTPUT,
-    OUTPUT,
-    OUTPUT_BIAS,
-    WITHOUT_EFFECT,
-    Settings,
-    places_of,
-    settings_of,
-)
+from .marian_settings import FURTHER, IMPORTED, OLD_OUTPUT, OUTPUT, OUTPUT_BIAS, Settings, places_of, settings_of
 
 
 # The padding token, and the byte of a line break in SentencePiece models with byte fallback.
@@ -84,7 +74,7 @@ def import_marian_file(
     settings = search = Settings(file.settings, path)
     if search_settings is not None:
         own = parse_settings(read_bytes(search_settings), str(search_settings))
-        search = Settings({**file.settings, **own}, str(search_settings), WITHOUT_EFFECT)
+        search = Settings({**file.settings, **own}, str(search_settings), is_search=True)
     pieces = [parse_pieces(read_bytes(vocabulary), str(vocabulary)) for vocabulary in vocabularies]
     is_shared = settings.fields()["share_encoder_decoder_embeddings"]
     controls = [(side.symbols[side.end], side.symbols[side.unknown]) for side in pieces]
@@ -126,7 +116,7 @@ def build_model(
         **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0),
         "eos_token_id": pieces[1].end,
         "final_logits_bias": True,
-        IMPORTED_SETTINGS: dict(settings.values),
+        IMPORTED: dict(settings.values),
     }
     config = NMTTransformerConfig(**fields)
     arrays, omits_bias = {**arrays}, settings["output-omit-bias"]
@@ -184,7 +174,7 @@ def export_marian_file(source: str | Path, output: str | Path, **kwargs: Any) ->
         reason = f"decoder_start_token_id={start} has an embedding or is a symbol, but Marian starts from a zero vector"
         remedy = "Export a model that was imported from Marian, or fine-tuned from one without label smoothing"
         raise UserError(f"{reason}. {remedy}.", field="decoder_start_token_id")
-    imported, bias = getattr(model.config, IMPORTED_SETTINGS, None) or {}, state.get("final_logits_bias")
+    imported, bias = getattr(model.config, IMPORTED, None) or {}, state.get("final_logits_bias")
     omits_bias = imported.get("output-omit-bias", not imported)
     has_bias = bias is not None and bool(not omits_bias or bias[:, : sizes[1]].any())
     arrays: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from ..models.seq2seq_loss import FORBIDDEN
 from .checked_copy import check_fields
 
 
-IMPORTED_SETTINGS = "marian_settings"  # field of a configuration
+IMPORTED = "marian_settings"  # field of a configuration
 OFF: tuple[Any, ...] = (False, 0, "", [], None)  # values of a setting that is off
 ANYTHING: tuple[Any, ...] = ()
 # Norm, dropout and sum before and after a sub-layer and after all layers, by whether the norm comes first.
@@ -99,7 +99,7 @@ class Settings:
 
     values: Mapping[str, Any]
     path: str  # of their file
-    ignored: str = ""  # names of further settings without effect
+    is_search: bool = False  # whether they are those of marian-decoder, some of which have no effect on translations
 
     def __post_init__(self) -> None:
         for name, value in sorted({**dict.fromkeys(REQUIRED), **self.values}.items()):
@@ -108,7 +108,8 @@ class Settings:
                 is_supported = type(value) is int and value in allowed
             else:
                 is_supported = not allowed or any(is_same(value, one) for one in allowed)
-            self.require(is_supported and (name in SETTINGS or name in self.ignored.split()), name)
+            is_known = name in SETTINGS or (self.is_search and name in WITHOUT_EFFECT.split())
+            self.require(is_supported and is_known, name)
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of a setting, or its default; `False` if it is off."""
@@ -181,7 +182,7 @@ def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: 
     check_fields(config, "Marian", dict.fromkeys(("activation_function", "aan_activation"), tuple(names)))
 
     def differing(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        fields = Settings(settings, IMPORTED_SETTINGS).fields()
+        fields = Settings(settings, IMPORTED).fields()
         if not getattr(config, "alignment_head", None):
             del fields["alignment_head"]
         if config.aan_ffn_layers == 1:  # without a second matrix its width is not used
@@ -189,7 +190,7 @@ def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: 
         own = {name: getattr(config, name) for name in fields}
         return [(name, one) for name, one in own.items() if {"swish": "silu"}.get(str(one), one) != fields[name]]
 
-    imported = getattr(config, IMPORTED_SETTINGS, None)
+    imported = getattr(config, IMPORTED, None)
     if imported and not differing(imported) and imported.get("dim-vocabs") == list(sizes):
         return {**imported, "output-omit-bias": not has_bias}
     shares, ties = config.share_encoder_decoder_embeddings, config.tie_word_embeddings

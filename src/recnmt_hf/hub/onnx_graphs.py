@@ -14,16 +14,7 @@ from transformers import EncoderDecoderCache
 
 from ..data.files import open_output_folder
 from ..errors import UserError, packages_of_extra, short_repr
-from ..inference.backends.onnx_model import (
-    DECODER,
-    ENCODER,
-    GRAPHS,
-    OF_SOURCE,
-    OF_WORDS,
-    STEP,
-    OnnxModel,
-    load_onnx_runtime,
-)
+from ..inference.backends.onnx_model import GRAPHS, OF_SOURCE, OF_WORDS, OnnxModel, load_onnx_runtime
 from ..models.decoder_cache import self_attention_cache
 from ..models.seq2seq_outputs import CACHE
 from .checked_copy import load_checked
@@ -205,17 +196,16 @@ def graphs_of(model: Any) -> dict[str, Any]:
             value.name = name
         return program, outputs
 
-    programs = {}
     # Trees in which all words depend on the first.
     columns = {name: torch.zeros_like(input_ids) for name in model.get_encoder().source_inputs}
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **columns}
-    programs[ENCODER], encoded = export(EncoderGraph(model), inputs, words)
+    encoder, encoded = export(EncoderGraph(model), inputs, words)
     inputs = {"decoder_input_ids": target, **encoded, "attention_mask": attention_mask}
-    programs[DECODER], outputs = export(DecoderGraph(model, list(encoded)), inputs, words)
+    decoder, outputs = export(DecoderGraph(model, list(encoded)), inputs, words)
     cache = {name.removeprefix("present."): tensor for name, tensor in outputs.items() if name != "logits"}
     inputs = {"decoder_input_ids": target[:, :1], **encoded, **{f"past.{name}": one for name, one in cache.items()}}
-    programs[STEP], _ = export(DecoderGraph(model, list(encoded), list(cache)), inputs, read)
-    return programs
+    step, _ = export(DecoderGraph(model, list(encoded), list(cache)), inputs, read)
+    return dict(zip(GRAPHS, (encoder, decoder, step), strict=True))
 
 
 def save_graphs(programs: dict[str, Any], folder: Path) -> None:
@@ -239,8 +229,8 @@ def save_graphs(programs: dict[str, Any], folder: Path) -> None:
                 offset, length = places[key]
                 about = {"shape": tensor.shape, "name": value.name, "base_dir": str(folder)}
                 value.const_value = onnx_ir.ExternalTensor(WEIGHTS, offset, length, tensor.dtype, **about)
-    for name in GRAPHS:
-        model = programs[name].model
+    for name, program in programs.items():
+        model = program.model
         ClearMetadataAndDocStringPass()(model)  # notes on the origin of each node contain paths of this machine
         model.metadata_props.clear()
         onnx_ir.save(model, folder / name)

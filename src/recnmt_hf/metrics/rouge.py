@@ -40,19 +40,11 @@ def words_of(text: str) -> list[str]:
     return regex.findall(r"\p{M}*[\p{L}\p{N}_][\p{L}\p{N}_\p{M}]*", visible)
 
 
-class _RougeSignature(Signature):
-    def __init__(self, args: dict[str, Any]):
-        super().__init__(args)
-        self.info.update(units=args["units"], tool="rouge-score", version=version("rouge-score"))
-
-
 class RougeF1(SacreMetric):
     """
     Mean F1 of one kind of ROUGE over a corpus, in percent, as a metric of sacrebleu, so that its significance tests
     apply. The reference with the largest F1 counts, as in `rouge-score`.
     """
-
-    _SIGNATURE_TYPE = _RougeSignature
 
     def __init__(self, kind: str, units: str = "words", references: Sequence[Sequence[str]] | None = None):
         with packages_of_extra("metrics", "ROUGE"):
@@ -63,6 +55,11 @@ class RougeF1(SacreMetric):
         self.scorer = RougeScorer([kind], tokenizer=SimpleNamespace(tokenize=units_of(units)))
         if references is not None:
             self._ref_cache = self._cache_references(references)
+
+    def get_signature(self) -> Signature:
+        signature = super().get_signature()
+        signature.info.update(units=self.units, tool="rouge-score", version=version("rouge-score"))
+        return signature
 
     def _preprocess_segment(self, sent: str) -> str:
         return sent
