@@ -11,17 +11,8 @@ import torch
 from datasets import Dataset
 from user_errors import rejects
 
-from recnmt_hf.data import (
-    Corpus,
-    ParsedSentence,
-    Relations,
-    TreeCollator,
-    TreeEncoder,
-    load_pairs,
-    prepare_dataset,
-    read_conllu,
-    train_tokenizer,
-)
+from recnmt_hf import prepare_dataset, train_tokenizer
+from recnmt_hf.data import Corpus, ParsedSentence, Relations, TreeCollator, TreeEncoder, load_pairs, read_conllu
 from recnmt_hf.data.corpora import load_test_set
 from recnmt_hf.data.records import Sentence, TokenTree
 from recnmt_hf.data.tree_inputs import attach_trees

@@ -9,17 +9,8 @@ import pytest
 import sacrebleu
 from user_errors import rejects
 
-from recnmt_hf.metrics import (
-    Bleu,
-    ChrF,
-    Ter,
-    TokenizedBleu,
-    bleu_tokenizer,
-    compare_systems,
-    sacrebleu_score,
-    scores_by_length,
-    tokenized_bleu_score,
-)
+from recnmt_hf import Bleu, ChrF, Ter, TokenizedBleu
+from recnmt_hf.metrics import bleu_tokenizer, compare_systems, sacrebleu_score, scores_by_length, tokenized_bleu_score
 
 
 HYPOTHESES = ["the cat sat on the mat", "a dog barks at the old man", "he sees it", "rain falls in the night"]

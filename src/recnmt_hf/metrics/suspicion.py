@@ -20,9 +20,7 @@ def suspicions(
         if 4 * copied > count:
             yield f"{copied} of {count} translations are copies of their sources."
     lengths = [(count_words(one), count_words(reference)) for one, reference in zip(hypotheses, first, strict=True)]
-    for text, number in (
-        ("shorter than half", sum(2 * own < other for own, other in lengths)),
-        ("longer than twice", sum(own > 2 * other for own, other in lengths)),
-    ):
+    shorter, longer = sum(2 * own < other for own, other in lengths), sum(own > 2 * other for own, other in lengths)
+    for text, number in (("shorter than half", shorter), ("longer than twice", longer)):
         if 4 * number > count:
             yield f"{number} of {count} translations are {text} of their references."
