@@ -54,7 +54,6 @@ LISTED = {
         "hub/publishing.py: create_commit": "the files above",
         "hub/publishing.py: create_tag": "the tag that the user names",
         "hub/publishing.py: upload_folder": "named in a comment",
-        "hub/publishing.py: add_collection_item": "the collection that the user names",
         "hub/publishing.py: snapshot_download": "the app of a Space reads its model",
         "models/seq2seq_loading.py: snapshot_download": "weights of the named baseline",
         "models/seq2seq_loading.py: _upload_modified_files": "transformers' part of the user's own push_to_hub",
