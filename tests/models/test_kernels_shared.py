@@ -99,16 +99,25 @@ def test_matmuls_of_a_step_have_the_precision_of_autocast(autocast, with_bias):
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
+def called_cross_entropy(states, weight, *args, **kwargs):
+    """Compute the loss of an output layer that has to be called."""
+    return chunked_cross_entropy_of_layer(lambda rows: rows @ weight.T, states, *args, **kwargs)
+
+
+CHUNKED = [chunked_cross_entropy, called_cross_entropy]
+
+
+@pytest.mark.parametrize("compute", CHUNKED)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("chunk", [1, 4, 64])
-def test_chunked_loss_in_chunks_of_any_size(smoothing, bias, chunk):
+def test_chunked_loss_in_chunks_of_any_size(compute, smoothing, bias, chunk):
     states = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(11, 8, dtype=torch.float64, requires_grad=True)
     fixed = torch.randn(11, dtype=torch.float64) if bias else None
     labels = torch.randint(0, 11, (3, 5))
     labels[0, 3:] = labels[2] = -100
-    loss = chunked_cross_entropy(states, weight, labels, fixed, smoothing, chunk_size=chunk)
+    loss = compute(states, weight, labels, fixed, smoothing, chunk_size=chunk)
     logits = nn.functional.linear(states, weight, fixed)
     expected = smoothed_cross_entropy(logits, labels, smoothing)
     torch.testing.assert_close(loss, expected)
@@ -129,8 +138,7 @@ def test_symbols_that_do_not_exist_have_no_share_of_the_smoothing(compute, monke
     logits = states @ weight.T + bias
     for loss in (
         smoothed_cross_entropy(logits, labels, 0.1, bias=bias[None]),
-        chunked_cross_entropy(states, weight, labels, bias, 0.1, chunk_size=5),
-        chunked_cross_entropy_of_layer(lambda rows: rows @ weight.T, states, labels, bias, 0.1),
+        *(chunked(states, weight, labels, bias, 0.1, chunk_size=5) for chunked in CHUNKED),
     ):
         torch.testing.assert_close(loss, expected)
         for inputs in (states, weight):
@@ -138,33 +146,21 @@ def test_symbols_that_do_not_exist_have_no_share_of_the_smoothing(compute, monke
             torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("bias", [False, True])
-def test_loss_of_a_called_layer(smoothing, bias):
+def test_loss_of_a_called_layer():
     """An output layer with an adapter or a hook: called for each chunk, with the loss and gradients of all logits."""
     layer, calls = nn.Linear(8, 11).double(), []
     layer.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
-    states = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True)
-    fixed = torch.randn(11, dtype=torch.float64) if bias else None
-    labels = torch.randint(0, 11, (3, 5))
-    labels[0, 3:] = -100
-    logits = layer(states) if fixed is None else layer(states) + fixed
+    states, labels = torch.randn(3, 5, 8, dtype=torch.float64, requires_grad=True), torch.randint(0, 11, (3, 5))
+    expected = smoothed_cross_entropy(layer(states), labels)
     with torch.no_grad():
-        loss = chunked_cross_entropy_of_layer(layer, states, labels, fixed, smoothing)
-        assert calls.pop() == 15, "a small batch is one chunk"
-        torch.testing.assert_close(loss, smoothed_cross_entropy(logits, labels, smoothing))
-    calls.clear()
-    for count in (None, 7, torch.tensor(7), 0):
-        loss = chunked_cross_entropy_of_layer(layer, states, labels, fixed, smoothing, count, chunk_size=6)
-        expected = smoothed_cross_entropy(logits, labels, smoothing, count)
-        torch.testing.assert_close(loss, expected)
-        wanted = (states, layer.weight, layer.bias)
-        grads = [torch.autograd.grad(each, wanted, retain_graph=True) for each in (loss, expected)]
-        torch.testing.assert_close(*grads)
-    assert calls[:3] == [6, 6, 3]
+        torch.testing.assert_close(chunked_cross_entropy_of_layer(layer, states, labels), expected)
+    loss = chunked_cross_entropy_of_layer(layer, states, labels, chunk_size=6)
+    assert calls == [3, 15, 6, 6, 3], "a small batch is one chunk"
+    wanted = (states, layer.weight, layer.bias)
+    torch.testing.assert_close(*(torch.autograd.grad(each, wanted) for each in (loss, expected)))
     labels[1, 1] = 11
     with pytest.raises((IndexError, RuntimeError)):
-        chunked_cross_entropy_of_layer(layer, states, labels, fixed, smoothing)
+        chunked_cross_entropy_of_layer(layer, states, labels)
 
 
 def test_the_divisor_of_a_loss():
@@ -175,8 +171,7 @@ def test_the_divisor_of_a_loss():
     for count, divisor in ((None, 3), (12, 12), (torch.tensor(12), 12), (0, 1), (torch.tensor(0), 1), (1, 1)):
         for loss in (
             smoothed_cross_entropy(states @ weight.T, labels, num_items_in_batch=count),
-            chunked_cross_entropy(states, weight, labels, num_items_in_batch=count),
-            chunked_cross_entropy_of_layer(lambda rows: rows @ weight.T, states, labels, num_items_in_batch=count),
+            *(chunked(states, weight, labels, num_items_in_batch=count) for chunked in CHUNKED),
         ):
             torch.testing.assert_close(loss, total / divisor)
     one = labels.masked_fill(labels != 6, -100)
@@ -185,9 +180,10 @@ def test_the_divisor_of_a_loss():
     exact = states.double().requires_grad_()
     losses = (
         smoothed_cross_entropy(exact @ weight.double().T, labels, num_items_in_batch=7),
-        chunked_cross_entropy(exact, weight.double(), labels, num_items_in_batch=7),
+        *(chunked(exact, weight.double(), labels, num_items_in_batch=7) for chunked in CHUNKED),
     )
-    torch.testing.assert_close(*(torch.autograd.grad(loss, exact)[0] for loss in losses), atol=1e-14, rtol=1e-12)
+    expected, *found = (torch.autograd.grad(loss, exact)[0] for loss in losses)
+    torch.testing.assert_close(found, [expected] * 2, atol=1e-14, rtol=1e-12)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

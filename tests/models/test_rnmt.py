@@ -9,7 +9,7 @@ from slow_transformer import multiply_instead_of_dropping, recurrent_step
 
 from recnmt_hf import RNMTConfig, RNMTForConditionalGeneration
 from recnmt_hf.models import kernels_attentional_steps, kernels_rnmt, modeling_rnmt
-from recnmt_hf.models.kernels_additive_attention import FEW_VALUES, tanh_
+from recnmt_hf.models.additive_attention import FEW_VALUES, tanh_
 from recnmt_hf.models.kernels_rnmt import all_pairs, pair_tiles
 from recnmt_hf.models.modeling_rnmt import MaskedBatchNorm, RelationPropagation, all_pairs_reference
 from recnmt_hf.models.seq2seq_outputs import CACHE

@@ -3,20 +3,19 @@ Fast path of recurrent decoders with additive attention: their steps (Zhang et a
 reference is in `modeling_rnmt.py`.
 """
 
-import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .kernels_additive_attention import AttentionGradients, attend, tanh_
+from .additive_attention import AttentionGradients, attend, tanh_, values_gradient
 from .kernels_cpu_matmuls import StepMatmuls, fast_linear, project
 from .kernels_shared import (
-    CustomGradient,
+    OnceDifferentiable,
     autocast_dtype,
-    final_gradients,
     graph_operator,
     is_exporting,
     scan_steps,
@@ -58,13 +57,12 @@ def run_steps(
     token_mask: Tensor | None,
     *further_tensors: Tensor | None,
     further: Any = None,
-    run: Callable[..., list[Tensor]] | None = None,
 ) -> list[Tensor]:
     """
     Compute [`~.modeling_rnmt.run_steps_reference`] with few operations in the loop: the words' part of the gates is one
     matmul, keys and values are given. The backward pass ([`AttentionalSteps`]) forms the gradients of the weights after
     all steps, and no tensor of the size steps x source_length x d_model is stored. A class `further` adds a part to
-    each step ([`steps_forward`]) by the graph operator `run`.
+    each step ([`steps_forward`]); its `run` is the graph operator.
 
     Return states, attention weights `(batch_size, 1, steps, source_length)`, and the results of `further`.
     """
@@ -87,8 +85,7 @@ def run_steps(
         visible,
         state.to(dtype),
         None if token_mask is None else (token_mask != 0).t()[:, :, None],
-        None if first is None else first.weight_hh,
-        None if first is None else first.bias_hh,
+        *((None, None) if first is None else (first.weight_hh, first.bias_hh)),
         attention.q_proj.weight,
         attention.score.weight[0],
         cell.weight_hh,
@@ -96,10 +93,8 @@ def run_steps(
         cell.bias_ih,
         *further_tensors,
     )
-    if maps is None:
-        results = (run or attentional_states)(*tensors)
-    else:
-        results = steps_forward(tensors, further=further, maps=maps)
+    run = attentional_states if further is None else further.run
+    results = run(*tensors) if maps is None else steps_forward(tensors, further=further, maps=maps)
     states, weights, *others = (tensor.transpose(0, 1) for tensor in results)
     return [states, weights[:, None], *others]
 
@@ -149,10 +144,7 @@ def example(*place: Any) -> list[Tensor]:
 
 
 def steps_forward(
-    tensors: Sequence[Any],
-    saved: list[tuple[Tensor | None, ...]] | None = None,
-    further: Any = None,
-    maps: Sequence[Any] | None = None,
+    tensors: Sequence[Any], saved: list[Any] | None = None, further: Any = None, maps: Sequence[Any] | None = None
 ) -> list[Tensor]:
     """
     Run all steps without gradients. The `tensors` are the words' part of the (first) GRU's gates `(steps, batch_size,
@@ -171,10 +163,12 @@ def steps_forward(
     if maps is None and runs_kernels(keys, values, state, further):
         low = autocast_dtype(keys.device) or keys.dtype
         with with_autocast(keys.device, None):
-            return run_forward(tuple(tensors), weights, part, low, saved)
+            return run_forward(tensors, weights, part, low, saved)
     map_word, map_query, map_context = step_matmuls(weights) if maps is None else maps
+    inputs = [gates, *([] if part is None else part.inputs), *([] if real is None else [real])]
 
-    def advance(state: Tensor, gate: Tensor, *inputs: Tensor) -> list[Tensor]:
+    def step(carry: Sequence[Tensor], gate: Tensor, *given: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        (state,) = carry
         first: tuple[Tensor | None, ...] = (None, None, None)
         middle = state
         if is_conditional:
@@ -188,34 +182,18 @@ def steps_forward(
         if part is None:
             context = reads + weights.gate_bias
         else:
-            added, results, kept = part.step(middle, reads[:, 3 * width :], *inputs)
+            added, results, kept = part.step(middle, reads[:, 3 * width :], *given[: len(part.inputs)])
             context = reads[:, : 3 * width] + weights.gate_bias + added
         recurrent = map_context(middle)
         next_state, both, new = gru_step(context if is_conditional else context + gate, recurrent, middle)
         if saved is not None:
             saved.append((state, middle, query, *first, both, new, recurrent[:, 2 * width :].clone(), *kept))
-        return [next_state, attention.view(-1, length), *results]
-
-    inputs = [gates] if part is None else [gates, *part.inputs]
-
-    def scan_step(carry: Sequence[Tensor], row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        parts = row.split(sizes, dim=-1)
-        results = advance(carry[0], *parts[: len(inputs)])
         if real is not None:
-            results[0] = torch.where(parts[-1] != 0, results[0], carry[0])
-        return results[:1], results
+            next_state = torch.where(given[-1], next_state, state)
+        return [next_state], [next_state, attention.view(-1, length), *results]
 
     with with_autocast(keys.device, None):
-        if is_exporting():  # any number of steps
-            columns = [column.to(gates.dtype) for column in (*inputs, *([] if real is None else [real]))]
-            sizes = [column.shape[-1] for column in columns]
-            return scan_steps(scan_step, [state], torch.cat(columns, dim=-1))
-        steps = []
-        for j, rows in enumerate(zip(*(tensor.unbind(0) for tensor in inputs), strict=True)):
-            results = advance(state, *rows)
-            state = results[0] = results[0] if real is None else torch.where(real[j], results[0], state)
-            steps.append(results)
-    return [torch.stack(column) for column in zip(*steps, strict=True)]
+        return scan_steps(step, [state], *inputs)
 
 
 @dataclass
@@ -223,28 +201,25 @@ class SavedSteps:
     """The argument `further` of [`steps_forward`], and the tensors saved for each step, too many to return them."""
 
     further: Any = None
-    tensors: tuple[Tensor | None, ...] = ()
+    steps: list[tuple[Tensor | None, ...]] = field(default_factory=list)
 
 
-class AttentionalSteps(CustomGradient):
-    """[`steps_forward`] with its backward pass, which recomputes the attention's energies. Not differentiable twice."""
+class AttentionalSteps(OnceDifferentiable):
+    """[`steps_forward`] with its backward pass, which recomputes the attention's energies."""
 
     @staticmethod
     def forward(saved: SavedSteps, *tensors: Any) -> tuple[Tensor, ...]:
         """Run [`steps_forward`] with its tensors."""
-        steps: list[tuple[Tensor | None, ...]] = []
-        results = steps_forward(tensors, steps, saved.further)
-        saved.tensors = tuple(tensor for step in steps for tensor in step)
-        return tuple(results)
+        return tuple(steps_forward(tensors, saved.steps, saved.further))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         saved, *tensors = inputs
         ctx.autocast_dtype = autocast_dtype(tensors[1].device)
-        ctx.further, ctx.sizes = saved.further, (len(output), len(tensors))
-        if saved.tensors:
+        ctx.further, ctx.sizes = saved.further, [len(output), len(tensors), len(output) - 1, *map(len, saved.steps)]
+        if saved.steps:
             tensors = [None if place in READ_BY_STEPS else tensor for place, tensor in enumerate(tensors)]
-        ctx.save_for_backward(*tensors, *output[1:], *saved.tensors)
+        ctx.save_for_backward(*tensors, *output[1:], *itertools.chain(*saved.steps))
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[Any, ...], saved: SavedSteps, *inputs: Any) -> Any:
@@ -252,40 +227,20 @@ class AttentionalSteps(CustomGradient):
         return super().vmap(info, in_dims, SavedSteps(saved.further), *inputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        compute = functools.partial(AttentionalSteps.gradients, ctx.autocast_dtype, ctx.further, *ctx.sizes)
-        with with_autocast(gradients[0].device, None):
-            return None, *final_gradients(compute, *gradients, *ctx.saved_tensors)
-
-    @staticmethod
-    def gradients(
-        autocast: torch.dtype | None, further: Any, results: int, inputs: int, *saved: Any
-    ) -> tuple[Tensor | None, ...]:
-        (grad_states, grad_attention, *grad_others), saved = saved[:results], saved[results:]
-        tensors, saved = saved[:inputs], saved[inputs:]
-        (attention, *others), saved = saved[: results - 1], saved[results - 1 :]
-        _, keys, values, _, _, real, *rest = tensors
-        weights, count = StepWeights(*rest[:STEP_WEIGHTS]), len(attention)
-        with with_autocast(keys.device, autocast):
+    def gradients(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
+        rest, further = iter(given), ctx.further
+        gradients, tensors, (attention, *others), *steps = [list(itertools.islice(rest, size)) for size in ctx.sizes]
+        grad_states, grad_attention, *grad_others = gradients
+        _, keys, values, _, _, real, *parameters = tensors
+        weights, count = StepWeights(*parameters[:STEP_WEIGHTS]), len(attention)
+        with with_autocast(keys.device, ctx.autocast_dtype):
             map_word, map_query, map_context = step_matmuls(weights)
-            part: Any = None if further is None else further(*rest[STEP_WEIGHTS:])
-            steps: list[Any] = []
-            if not saved:
+            part: Any = None if further is None else further(*parameters[STEP_WEIGHTS:])
+            if not steps:
                 steps_forward(tensors, steps, further)
             low = autocast_dtype(keys.device) or keys.dtype
         if runs_kernels(keys, values, grad_states, further):
-            if saved:
-                size = (len(saved) - 5) // count
-                steps = [saved[:5], *(saved[5 + j * size : 5 + (j + 1) * size] for j in range(count))]
-
-            def start(*of_reads: Tensor) -> None:
-                part.start_backward(others, [gradient.contiguous() for gradient in grad_others], *of_reads)
-
-            gradients = (grad_states, grad_attention)
-            return run_backward(tuple(steps), gradients, tensors, weights, part, low, attention, start)
-        if saved:
-            size = len(saved) // count
-            steps = [saved[j * size : (j + 1) * size] for j in range(count)]
+            return None, *run_backward(steps, gradients, tensors, weights, part, low, attention, others)
         rows, width = grad_states.shape[1], keys.shape[2]
         is_conditional = weights.word_weight is not None
         new = grad_states.new_empty
@@ -328,9 +283,10 @@ class AttentionalSteps(CustomGradient):
         else:
             grad_gates, grad_word_weight, grad_word_bias = grad_context, None, None
         return (
+            None,
             grad_gates,
             attention_gradients.slopes * weights.score,
-            attention_gradients.of_values(attention, grad_reads),
+            values_gradient(keys.shape[0], attention, grad_reads),
             None,
             gradient,
             None,

@@ -4,7 +4,7 @@ attention to few positions. References: `modeling_biarn_transformer.py` and [`~.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from .decoder_cache import read_source_memory, source_memories
 from .kernels_cpu_matmuls import fast_product, takes_onednn
 from .kernels_shared import (
     CustomGradient,
+    OnceDifferentiable,
     autocast_dtype,
     dropout,
     enabled,
@@ -46,10 +47,12 @@ class DirectionWeights(NamedTuple):
     def of(cls, direction: Any) -> "DirectionWeights":
         """Return the parameters of an [`~.modeling_biarn_transformer.AttentiveRecurrentDirection`]."""
         attn, cell = direction.attn, direction.cell
-        query, key, value, output = (
-            (linear.weight, linear.bias) for linear in (attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj)
-        )
-        return cls(query, key, value, output, (cell.weight_ih, cell.bias_ih), (cell.weight_hh, cell.bias_hh))
+        pairs = [(linear.weight, linear.bias) for linear in (attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj)]
+        pairs += [(cell.weight_ih, cell.bias_ih), (cell.weight_hh, cell.bias_hh)]
+        return cls(*pairs)
+
+
+Directions = Sequence[DirectionWeights]
 
 
 class SharedStepWeights(CustomGradient):
@@ -78,32 +81,22 @@ class SharedStepWeights(CustomGradient):
         return step_matmul(gradient.transpose(-1, -2), rows), gradient.sum(dim=-2)
 
 
-class StepProduct(CustomGradient):
+class StepProduct(OnceDifferentiable):
     """`states @ weight + bias`, where [`SharedStepWeights`] makes the gradient of the weight."""
 
     @staticmethod
     def forward(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return step_product(states, weight, bias)
+        if states.dim() == 2 and not torch.is_grad_enabled() and takes_onednn(states, weight):
+            return fast_product(states, weight).add_(bias)
+        return (torch.addmm if states.dim() == 2 else torch.baddbmm)(bias, states, weight)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        if not ctx.needs_input_grad[0]:
-            return None, None, gradient
-        return final_gradients(StepProduct.gradient, gradient, *ctx.saved_tensors), None, gradient
-
-    @staticmethod
-    def gradient(gradient: Tensor, weight: Tensor) -> Tensor:
-        return step_matmul(gradient, weight.transpose(-1, -2))
-
-
-def step_product(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    if states.dim() == 2 and not torch.is_grad_enabled() and takes_onednn(states, weight):
-        return fast_product(states, weight).add_(bias)
-    return (torch.addmm if states.dim() == 2 else torch.baddbmm)(bias, states, weight)
+    def gradients(ctx: Any, gradient: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
+        return step_matmul(gradient, weight.mT) if ctx.needs_input_grad[0] else None, None, gradient
 
 
 def step_matmul(left: Tensor, right: Tensor) -> Tensor:
@@ -129,7 +122,7 @@ class StepProjection:
         """Project states `(batch_size, in_features)` or `(directions, batch_size, in_features)`."""
         states = states.to(self.weight.dtype)
         if self.inputs is None:
-            return step_product(states, self.weight, next(self.biases))
+            return StepProduct.forward(states, self.weight, next(self.biases))
         self.inputs.steps.append(states.detach())
         return StepProduct.apply(states, self.weight, next(self.biases))
 
@@ -162,12 +155,7 @@ Reading = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def reads_projected_words(
-    directions: Sequence[DirectionWeights],
-    inputs: Tensor,
-    attention_mask: Tensor | None,
-    num_heads: int,
-    drop: Drop,
-    steps: int,
+    directions: Directions, inputs: Tensor, attention_mask: Tensor | None, num_heads: int, drop: Drop, steps: int
 ) -> Reading:
     """Return attention to keys and values that are projected once, before the steps."""
 
@@ -186,12 +174,7 @@ def reads_projected_words(
 
 
 def reads_words(
-    directions: Sequence[DirectionWeights],
-    inputs: Tensor,
-    attention_mask: Tensor | None,
-    num_heads: int,
-    drop: Drop,
-    steps: int,
+    directions: Directions, inputs: Tensor, attention_mask: Tensor | None, num_heads: int, drop: Drop, steps: int
 ) -> Reading:
     """
     Return the same attention without keys and values, for few steps: `q . (W_k x + b_k) = (W_k^T q) . x + q . b_k`, and
@@ -201,13 +184,9 @@ def reads_words(
     count, (batch_size, _, width) = len(directions), inputs.shape
     heads, head_dim = num_heads, width // num_heads
     rows = count * heads
-    keys, values = [weights.key for weights in directions], [weights.value for weights in directions]
-    key_weights, value_weights = (
-        torch.cat([weight.view(heads, head_dim, width) for weight, _ in pairs]) for pairs in (keys, values)
-    )
-    key_biases, value_biases = (
-        torch.stack([bias.view(1, heads, head_dim) for _, bias in pairs]) for pairs in (keys, values)
-    )
+    pairs = [[weights.key for weights in directions], [weights.value for weights in directions]]
+    key_weights, value_weights = (torch.cat([one.view(heads, head_dim, width) for one, _ in side]) for side in pairs)
+    key_biases, value_biases = (torch.stack([one.view(1, heads, head_dim) for _, one in side]) for side in pairs)
     zeros = inputs.new_zeros
     to_words = StepProjection(key_weights.transpose(1, 2), zeros(rows, width), batch_size, steps)
     from_words = StepProjection(value_weights, zeros(rows, head_dim), batch_size, steps)
@@ -231,7 +210,7 @@ def reads_words(
 
 
 def attentive_steps(
-    directions: Iterable[Any],
+    directions: Sequence[Any],
     inputs: Tensor,
     attention_mask: Tensor | None,
     initial_states: Sequence[Tensor],
@@ -241,23 +220,20 @@ def attentive_steps(
     Compute [`~.modeling_biarn_transformer.attentive_steps_reference`] in fewer and larger operations: the inputs are
     prepared once, a step makes both directions, and the gradients of the weights are formed after all steps.
     """
-    directions = list(directions)
     attn, is_lstm = directions[0].attn, directions[0].is_lstm
     weights = [DirectionWeights.of(direction) for direction in directions]
-    probability = attn.dropout if attn.training else 0.0
     if steps is not None or not torch.compiler.is_compiling():
         count = inputs.shape[1] if steps is None else steps
         drop = partial(dropout, p=attn.dropout, training=attn.training)
         return run_steps(weights, inputs, attention_mask, initial_states, count, attn.num_heads, drop, is_lstm)
     factors = None
-    if probability > 0.0:
+    if attn.training and attn.dropout > 0.0:
         batch_size, length = inputs.shape[:2]
         ones = inputs.new_ones(length, len(directions), batch_size, attn.num_heads, 1, length)
-        factors = nn.functional.dropout(ones, probability)
+        factors = nn.functional.dropout(ones, attn.dropout)
     parameters = [tensor for direction in weights for pair in direction for tensor in pair]
     tensors = (inputs, attention_mask, factors, *initial_states, *parameters)
-    states, attentions = run_word_steps(*tensors, num_heads=attn.num_heads, is_lstm=is_lstm)
-    return states, attentions
+    return tuple(run_word_steps(*tensors, num_heads=attn.num_heads, is_lstm=is_lstm))
 
 
 def word_step_shapes(inputs: Tensor, mask: Any, factors: Any, *tensors: Tensor, num_heads: int, is_lstm: bool) -> Any:
@@ -288,7 +264,7 @@ def run_word_steps(
 
 
 def run_steps(
-    directions: Sequence[DirectionWeights],
+    directions: Directions,
     inputs: Tensor,
     attention_mask: Tensor | None,
     initial_states: Sequence[Tensor],
@@ -300,8 +276,6 @@ def run_steps(
     """Run [`attentive_steps`] with the parameters of each direction."""
     count, (batch_size, _, embed_dim) = len(directions), inputs.shape
     head_dim = embed_dim // num_heads
-    scale = head_dim**-0.5
-
     # A graph is free of the length.
     few = not torch.compiler.is_compiling() and few_steps(steps, num_heads, inputs)
     reading = reads_words if few else reads_projected_words
@@ -316,7 +290,7 @@ def run_steps(
     states, attentions = [], []
     for _ in range(steps):
         # c_t = ATT(h_{t-1}, x)
-        attention, context = read(to_query(state).view(count, batch_size, num_heads, head_dim) * scale)
+        attention, context = read(to_query(state).view(count, batch_size, num_heads, head_dim) * head_dim**-0.5)
         attentions.append(attention)
         # h_t = GRU(c_t, h_{t-1})
         gates = to_gates(to_context(context))

@@ -3,7 +3,6 @@ The steps of an ON-LSTM (Shen et al., 2019) with a hand-written backward pass. T
 [`~.modeling_onlstm_transformer.on_lstm_reference`].
 """
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .kernels_cpu_matmuls import StepMatmuls, fast_linear
-from .kernels_shared import CustomGradient, autocast_dtype, final_gradients, on_cpu, wide_type, with_autocast
+from .kernels_shared import OnceDifferentiable, autocast_dtype, on_cpu, wide_type, with_autocast
 from .kernels_triton import runs_triton, sample, with_gradients
 from .kernels_triton_onlstm_transformer import run_backward, run_forward
 
@@ -63,6 +62,9 @@ def blocks_of(counts: Sequence[int], words: int) -> list[range]:
 
 def previous_rows(values: Tensor, counts: Sequence[int], starts: Sequence[int], steps: range) -> Tensor:
     """Return the rows of `values` `(directions, words, ..)` one step before the words of `steps`, without step 0."""
+    steps = range(max(steps.start, 1), steps.stop)
+    if not steps:
+        return values[:, :0]
     if counts[steps.start - 1] == counts[steps.stop - 1]:  # one piece of memory
         return values[:, starts[steps.start - 1] : starts[steps.stop - 1]]
     pieces = [values[:, starts[step - 1] : starts[step - 1] + counts[step]] for step in steps]
@@ -92,12 +94,10 @@ def step_factors(
     overlap = (upper * lower)[:, :, None]
     both = torch.empty_like(masters)  # the previous cell, zeros at the first step, and the new values
     previous, candidate = both.unbind(2)
-    if steps.start:
-        previous.copy_(previous_rows(cells, counts, starts, steps))
-    else:
+    before = previous_rows(cells, counts, starts, steps)
+    if not steps.start:
         previous[:, : counts[0]] = 0.0
-        if steps.stop > 1:
-            previous[:, counts[0] :] = previous_rows(cells, counts, starts, range(1, steps.stop))
+    previous[:, previous.shape[1] - before.shape[1] :] = before
     torch.mul(doubled, 2, out=candidate).sub_(1)
     squashed = doubled_sigmoid(cells[:, words]).mul_(2).sub_(1)
     rest = 1 - closing
@@ -171,7 +171,7 @@ def example(*place: Any) -> list[Tensor]:
     return with_gradients(ONLSTMSteps.apply((5, 5), 2, *tensors)[:1], tensors)
 
 
-class ONLSTMSteps(CustomGradient):
+class ONLSTMSteps(OnceDifferentiable):
     """
     All steps of an ON-LSTM in one or both directions, from zero states.
 
@@ -231,31 +231,19 @@ class ONLSTMSteps(CustomGradient):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.settings, tensors = inputs[:2], inputs[2:]
+        ctx.counts, ctx.chunk_size, *tensors = inputs
         ctx.autocast_dtype = autocast_dtype(tensors[0].device)
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*output, *tensors[::4], *tensors[1::4], *tensors[3::4])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None, *unused: None) -> Any:
-        if gradient is None:
-            return (None,) * len(ctx.needs_input_grad)
-        compute = functools.partial(ONLSTMSteps.gradients, *ctx.settings, ctx.autocast_dtype, ctx.needs_input_grad[2:])
-        return None, None, *final_gradients(compute, gradient, *ctx.saved_tensors)
-
-    @staticmethod
     def gradients(
-        counts: Sequence[int],
-        chunk_size: int,
-        autocast: torch.dtype | None,
-        needed: Sequence[bool],
-        gradient: Tensor,
-        *saved: Tensor,
+        ctx: Any, gradient: Tensor, states: Tensor, buffer: Tensor, shares: Tensor, cells: Tensor, *tensors: Tensor
     ) -> tuple[Tensor | None, ...]:
-        states, buffer, shares, cells, *tensors = saved
+        counts, chunk_size, needed = ctx.counts, ctx.chunk_size, ctx.needs_input_grad[2:]
         inputs, input_weights, weights = (tensors[part * len(states) : (part + 1) * len(states)] for part in range(3))
-        with with_autocast(gradient.device, autocast):
+        with with_autocast(gradient.device, ctx.autocast_dtype):
             input_matmuls = [StepMatmuls(weight) for weight in input_weights]
             matmuls = [StepMatmuls(weight) for weight in weights]
         # A step reads its gates before their gradients replace them. With retain_graph=True the gates must stay.
@@ -269,9 +257,8 @@ class ONLSTMSteps(CustomGradient):
         else:
             backward_steps(buffer, grad_buffer, shares, cells, gradient, matmuls, counts, chunk_size)
         first, starts = counts[0], list(itertools.accumulate(counts, initial=0))
-        # The first step has no previous state.
-        previous = previous_rows(states, counts, starts, range(1, len(counts))) if len(counts) > 1 else states[:, :0]
-        results: list[Tensor | None] = []
+        previous = previous_rows(states, counts, starts, range(len(counts)))
+        results: list[Tensor | None] = [None, None]
         for direction, (input_matmul, matmul) in enumerate(zip(input_matmuls, matmuls, strict=True)):
             need_inputs, need_input_weight, need_bias, need_weight = needed[4 * direction : 4 + 4 * direction]
             words, grad_gates = inputs[direction], grad_buffer[direction]

@@ -3,7 +3,6 @@ Fast path of RNMT (Zhang et al., 2018): the relation layer over all pairs of wor
 `modeling_rnmt.py`.
 """
 
-import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .kernels_cpu_matmuls import add_product, fast_linear, fast_product
-from .kernels_shared import CustomGradient, final_gradients, is_transformed, on_cpu, wide_type, with_autocast
+from .kernels_shared import OnceDifferentiable, is_transformed, on_cpu, wide_type, with_autocast
 
 
 SLOPE = 0.1  # of the leaky ReLU
@@ -75,26 +74,18 @@ def pair_tiles(states: Tensor, lengths: list[int] | None = None) -> Iterator[Til
     words of each sentence, most pairs with padding are skipped.
     """
     batch_size, longest, width = states.shape
+    counts = [longest] * batch_size if lengths is None else lengths
     # On CPU the layers of a tile should fit into the cache; on GPU a tile should be enough work for one launch.
     size = 2**20 if on_cpu(states) else 2**26
     pairs = max(size // (width * states.element_size()), 1)
-    if lengths is None:
-        count = max(pairs // longest**2, 1)
-        groups: list[tuple[Any, int, int]] = [
-            (slice(row, row + count), count, longest) for row in range(0, batch_size, count)
-        ]
-    else:
-        groups = []
-        order = sorted((row for row in range(batch_size) if lengths[row]), key=lambda row: -lengths[row])
-        while order:
-            longest = lengths[order[0]]
-            group = order[: max(pairs // longest**2, 1)]
-            # At most a quarter of a tile for padding.
-            group = [row for row in group if 4 * lengths[row] ** 2 >= 3 * longest**2]
-            groups.append((group, len(group), longest))
-            order = order[len(group) :]
-    for rows, count, length in groups:
-        words = length if count > 1 else min(max(pairs // length, 1), length)
+    order = sorted((row for row in range(batch_size) if counts[row]), key=lambda row: -counts[row])
+    while order:
+        length = counts[order[0]]
+        # At most a quarter of a tile for padding.
+        group = [row for row in order[: max(pairs // length**2, 1)] if 4 * counts[row] ** 2 >= 3 * length**2]
+        order = order[len(group) :]
+        words = length if len(group) > 1 else min(max(pairs // length, 1), length)
+        rows = slice(group[0], group[-1] + 1) if lengths is None else group
         for word in range(0, length, words):
             yield Tile(rows, slice(word, min(word + words, length)), length)
 
@@ -116,8 +107,8 @@ def pool(states: Tensor, tile: Tile, real: Tensor) -> Tensor:
     return torch.matmul(real[:, None, None, :], states)[:, :, 0]
 
 
-class PairTiles(CustomGradient):
-    """The part of [`all_pairs`] after its first layer, with its backward pass. Not differentiable twice."""
+class PairTiles(OnceDifferentiable):
+    """The part of [`all_pairs`] after its first layer, with its backward pass."""
 
     @staticmethod
     def forward(
@@ -144,23 +135,14 @@ class PairTiles(CustomGradient):
         ctx.save_for_backward(left, right, real, *parameters, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None, *unused: None) -> Any:
-        if gradient is None:
-            return (None,) * (4 + ctx.count)
-        compute = functools.partial(PairTiles.gradients, ctx.lengths, ctx.count)
-        with with_autocast(gradient.device, None):
-            return final_gradients(compute, gradient, *ctx.saved_tensors)
-
-    @staticmethod
     def gradients(
-        lengths: list[int] | None, count: int, gradient: Tensor, *tensors: Tensor
+        ctx: Any, gradient: Tensor, left: Tensor, right: Tensor, real: Tensor, *rest: Tensor
     ) -> tuple[Tensor | None, ...]:
-        left, right, real, *rest = tensors
-        parameters, saved, layers = rest[:count], iter(rest[count:]), count // 2
+        parameters, saved, layers = rest[: ctx.count], iter(rest[ctx.count :]), ctx.count // 2
         wide = wide_type(left.dtype)  # of sums over many tiles
         grad_parameters = [torch.zeros_like(parameter, dtype=wide) for parameter in parameters]
         grad_left, grad_right = torch.zeros_like(left), torch.zeros_like(right, dtype=wide)
-        for tile in pair_tiles(left, lengths):
+        for tile in pair_tiles(left, ctx.lengths):
             states = list(itertools.islice(saved, layers + 1)) or tile_states(tile, left, right, parameters)
             pooled = gradient[tile.rows, tile.words]
             sentences, words = pooled.shape[:2]

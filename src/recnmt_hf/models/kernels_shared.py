@@ -55,17 +55,12 @@ def is_exporting() -> bool:
     return getattr(torch.compiler, "_is_exporting_flag", False)
 
 
-def has_autocast(device: torch.device) -> bool:
-    """Return whether a device has autocast."""
-    # The compiler of torch 2.11 cannot follow torch's own answer; what it compiles for has autocast.
-    return torch.compiler.is_compiling() or torch.amp.is_autocast_available(device.type)
-
-
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """Return the data type of autocast on a device; `None` where autocast is off."""
-    if has_autocast(device) and torch.is_autocast_enabled(device.type):
-        return torch.get_autocast_dtype(device.type)
-    return None
+    # The compiler of torch 2.11 cannot follow torch's own answer; what it compiles for has autocast.
+    has_autocast = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device.type)
+    is_on = has_autocast and torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if is_on else None
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:
@@ -75,7 +70,7 @@ def wide_type(dtype: torch.dtype) -> torch.dtype:
 
 def with_autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     """Set autocast to what [`autocast_dtype`] returned; `None` switches it off."""
-    if not has_autocast(device):
+    if autocast_dtype(device) == dtype:
         return nullcontext()
     return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
@@ -137,6 +132,23 @@ def final_gradients(compute: Callable[..., Any], *tensors: Tensor | None) -> Any
     """Return `compute(*tensors)` in a backward pass; differentiating it raises a `UserError`."""
     # Gradients are recorded with create_graph=True or by a transform of torch.func.
     return FinalGradients.apply(compute, *tensors) if torch.is_grad_enabled() else compute(*tensors)
+
+
+class OnceDifferentiable(CustomGradient):
+    """
+    Base class of functions with a backward pass that cannot be differentiated: `gradients`, of the context, those
+    gradients of the outputs that exist, and the saved tensors. It runs without autocast.
+    """
+
+    gradients: Callable[..., Any]
+
+    @classmethod
+    def backward(cls, ctx: Any, *gradients: Tensor | None) -> Any:
+        given = [gradient for gradient in gradients if gradient is not None]
+        if not given:
+            return (None,) * len(ctx.needs_input_grad)
+        with with_autocast(given[0].device, None):
+            return final_gradients(functools.partial(cls.gradients, ctx), *given, *ctx.saved_tensors)
 
 
 # Returns the shape and the type of each result.
@@ -217,10 +229,9 @@ def define_operator(function: Callable[..., Any], shapes: Shapes) -> Any:
         return [next(input_gradients) if need else None for need in needed], *(None for _ in ctx.rest)
 
     name, name_backward = function.__name__, f"{function.__name__}_backward"
-    space, copies = SPACE, 0
+    space = SPACE
     while hasattr(getattr(torch.ops, space), name):  # code from the Hub that is loaded again
-        copies += 1
-        space = f"{SPACE}_{copies}"
+        space += "_"
     library = torch.library.Library(space, "FRAGMENT")
     libraries.append(library)  # must live as long as the operator
     library.define(f"{name}({arguments}) -> Tensor[]")
@@ -244,25 +255,24 @@ def define_operator(function: Callable[..., Any], shapes: Shapes) -> Any:
     return getattr(operators, name).default
 
 
-Step = Callable[[Sequence[Tensor], Tensor], tuple[Sequence[Tensor], Sequence[Tensor]]]
-
-
-def scan_steps(step: Step, carry: Sequence[Tensor], inputs: Tensor) -> list[Tensor]:
+def scan_steps(
+    step: Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]], carry: Sequence[Tensor], *inputs: Tensor
+) -> list[Tensor]:
     """
-    Run a recurrence as a loop, or in an exported graph as one operator. `step` maps a carry and a row of `inputs`
-    `(steps, ..)` to the next carry and its outputs. Return the outputs of all steps.
+    Run a recurrence as a loop, or in an exported graph as one operator. `step` maps a carry and a row of each of the
+    `inputs` `(steps, ..)` to the next carry and its outputs. Return the outputs of all steps.
     """
     if is_exporting():
         from torch._higher_order_ops.scan import scan
 
-        def traced_step(carry: list[Tensor], row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-            next_carry, outputs = step(carry, row)
+        def traced_step(carry: list[Tensor], rows: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            next_carry, outputs = step(carry, *rows)
             return list(next_carry), [output.clone() for output in outputs]  # no tensor may be both
 
-        return scan(traced_step, list(carry), inputs)[1]
+        return scan(traced_step, list(carry), list(inputs))[1]
     all_outputs: list[Sequence[Tensor]] = []
-    for row in inputs.unbind(0):
-        carry, outputs = step(carry, row)
+    for rows in zip(*(tensor.unbind(0) for tensor in inputs), strict=True):
+        carry, outputs = step(carry, *rows)
         all_outputs.append(outputs)
     return [torch.stack(column) for column in zip(*all_outputs, strict=True)]
 

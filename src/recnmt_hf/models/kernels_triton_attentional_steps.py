@@ -4,11 +4,13 @@ each GRU cell and for the attention, in either pass, and one matmul where two re
 is in `modeling_rnmt.py`.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .additive_attention import values_gradient
 from .kernels_triton import block, launch, launch_rows
 
 
@@ -115,43 +117,22 @@ if triton is not None:
 
 
 class Attention:
-    """The kernels of additive attention with keys, values, the score's weights, and which keys are visible."""
+    """The launch of both kernels with keys, values, the score's weights, and which keys are visible."""
 
     def __init__(self, keys: Tensor, values: Tensor, score: Tensor, visible: Tensor | None, rows: int):
         self.keys, self.values, self.score = keys.contiguous(), values.contiguous(), score.contiguous()
         self.sources, self.length, width = keys.shape
         self.visible = None if visible is None else visible.reshape(self.sources, self.length)
-        self.rows, self.group = rows, rows // self.sources
+        self.group = rows // self.sources
         words = block(self.length)
         channels = max(TILE // words, 1)
         self.constants = {"D": width, "V": values.shape[-1], "BLOCK_N": words, "num_warps": 4}
         self.constants |= {"BLOCK_D": min(channels, block(width)), "BLOCK_V": min(channels, block(values.shape[-1]))}
 
-    def parts(self, programs: int) -> int:
-        """Return how many programs share the channels of a query or source, so that a device has enough of them."""
-        return min(max(256 // programs, 1), 4)
-
-    def forward(self, query: Tensor, weights: Tensor, reads: Tensor) -> None:
-        """Fill the weights `(rows, source_length)` and the sums `(rows, v)` of queries `(rows, d)`."""
-        parts = self.parts(self.rows)
-        tensors = (query, self.keys, self.score, self.visible, self.values, weights, reads)
-        sizes = (query.stride(0), self.length, self.group)
-        launch(attention_forward, (self.rows, parts), *tensors, *sizes, PARTS=parts, **self.constants)
-
-    def start_backward(self) -> None:
-        """Make the sums over steps."""
-        self.slopes = torch.zeros_like(self.keys, dtype=torch.float32)
-        self.of_score = self.slopes.new_zeros(self.sources, self.keys.shape[-1])
-
-    def backward(
-        self, query: Tensor, weights: Tensor, grad_reads: Tensor, grad_weights: Tensor, grad_query: Tensor
-    ) -> None:
-        """Fill the gradient of the queries, and add to the sums of keys and score."""
-        parts = self.parts(self.sources)
-        tensors = (query, self.keys, self.score, self.values, weights, grad_reads, grad_weights, grad_query)
-        sizes = (query.stride(0), grad_query.stride(0), self.length, self.group)
-        sums = (self.slopes, self.of_score)
-        launch(attention_backward, (self.sources, parts), *tensors, *sums, *sizes, PARTS=parts, **self.constants)
+    def run(self, kernel: Any, programs: int, *arguments: Any) -> None:
+        """Launch a kernel for each query or source; several programs share its channels if a device has enough."""
+        parts = min(max(256 // programs, 1), 4)
+        launch(kernel, (programs, parts), *arguments, self.length, self.group, PARTS=parts, **self.constants)
 
 
 def joint_weights(weights: Any, part: Any, low: torch.dtype) -> Tensor:
@@ -161,7 +142,7 @@ def joint_weights(weights: Any, part: Any, low: torch.dtype) -> Tensor:
 
 
 def run_forward(
-    tensors: tuple[Any, ...], weights: Any, part: Any, low: torch.dtype, saved: list[Any] | None
+    tensors: Sequence[Any], weights: Any, part: Any, low: torch.dtype, saved: list[Any] | None
 ) -> list[Tensor]:
     """Compute [`~.kernels_attentional_steps.steps_forward`], with matmuls in the type `low`."""
     gates, keys, values, visible, state, real, *_ = tensors
@@ -171,18 +152,20 @@ def run_forward(
     word: Any = weights.word_weight.to(low).t() if is_conditional else None
     attention = Attention(keys, values, weights.score, visible, rows)
     gates, new = gates.contiguous(), keys.new_empty
-    real = None if real is None else real.contiguous()
+    real = [None] * steps if real is None else real.contiguous()
+    given = [] if part is None else part.inputs
+    given = [tensor if tensor[0].is_contiguous() else tensor.contiguous() for tensor in given]
     states, all_weights = new(steps, rows, width), new(steps, rows, keys.shape[1])
     count = 1 if saved is None else steps  # of what only the backward pass reads
     middles = new(count, rows, width) if is_conditional else None
-    kept_first, kept_second = (new(steps, rows, 4 * width) if saved is not None else None for _ in range(2))
+    kept: list[Any] = [[None] * steps if saved is None else new(steps, rows, 4 * width) for _ in range(2)]
     mapped, reads = new(count, rows, joint.shape[1], dtype=low), new(rows, values.shape[-1])
     low_state = state.to(low)
     low_middle = torch.empty_like(low_state) if has_low else None
     others: list[Any] = []
-    inputs: tuple[Any, ...]
     kept_by_part: list[Any] = []
     state = state.contiguous()
+    inputs: tuple[Any, ...]
     for j in range(steps):
         at = j % count
         middle, low_input = state, low_state
@@ -190,110 +173,99 @@ def run_forward(
             recurrent = torch.mm(low_state, word)
             middle = middles[at]
             low_input = low_middle if has_low else middle
-            kept = None if kept_first is None else kept_first[j]
             inputs = (gates[j], None, None, None, recurrent, weights.word_bias, state, None, None)
-            outputs = (middle, low_middle, kept, 0, 3 * width)
-            launch_rows(gru_forward, state, *inputs, *outputs)
+            launch_rows(gru_forward, state, *inputs, middle, low_middle, kept[0][j], 0, 3 * width)
         both = torch.mm(low_input, joint, out=mapped[at])
-        attention.forward(both, all_weights[j], reads)
+        inputs = (both, attention.keys, attention.score, attention.visible, attention.values)
+        attention.run(attention_forward, rows, *inputs, all_weights[j], reads, both.stride(0))
         added = None
         if part is not None:
-            given = [tensor[j].contiguous() for tensor in part.inputs]
-            if part.hidden is None:
-                (added,), results, of_part = given, [], ()
-            else:
-                places = both[:, 4 * width :], reads[:, 3 * width :]
-                added, results, of_part = part.step_on_gpu(middle, *places, *given)
+            inputs = (middle, both[:, 4 * width :], reads[:, 3 * width :], *(tensor[j] for tensor in given))
+            added, results, of_part = part.step_on_gpu(*inputs)
             others.append(results)
             kept_by_part.append(of_part)
         own = None if is_conditional else gates[j]
-        inputs = (own, reads, added, weights.gate_bias, both[:, width:], weights.context_bias, middle)
-        is_real = None if real is None else real[j]
-        kept = None if kept_second is None else kept_second[j]
-        outputs = (states[j], low_state if has_low else None, kept, values.shape[-1], joint.shape[1])
-        launch_rows(gru_forward, state, *inputs, is_real, state, *outputs)
+        inputs = (own, reads, added, weights.gate_bias, both[:, width:], weights.context_bias, middle, real[j], state)
+        outputs = (states[j], low_state if has_low else None, kept[1][j], values.shape[-1], joint.shape[1])
+        launch_rows(gru_forward, state, *inputs, *outputs)
         state, low_state = states[j], low_state if has_low else states[j]
     if saved is not None:
         before = torch.cat([tensors[4][None], states[:-1]])
-        saved.append((before, middles, mapped, kept_first, kept_second))
-        saved += kept_by_part
+        saved += [(before, middles, mapped, *kept), *kept_by_part]
     return [states, all_weights, *(torch.stack(column) for column in zip(*others, strict=True))]
 
 
 def run_backward(
-    saved: tuple[Any, ...],
-    gradients: tuple[Tensor, Tensor],
-    tensors: tuple[Any, ...],
+    saved: Sequence[Any],
+    gradients: Sequence[Tensor],
+    tensors: Sequence[Any],
     weights: Any,
     part: Any,
     low: torch.dtype,
     attention: Tensor,
-    start_part: Any,
+    others: Sequence[Tensor],
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of [`~.kernels_attentional_steps.AttentionalSteps`]."""
     (before, middles, mapped, kept_first, kept_second), *by_part = saved
-    grad_states, grad_weights = (gradient.contiguous() for gradient in gradients)
+    grad_states, grad_weights, *grad_others = (gradient.contiguous() for gradient in gradients)
     _, keys, values, _, _, real, *_ = tensors
     (steps, rows, width), is_conditional = before.shape, middles is not None
     states = middles if is_conditional else before
-    new, real = keys.new_empty, None if real is None else real.contiguous()
+    new, holds = keys.new_empty, real is not None
+    real = real.contiguous() if holds else [None] * steps
     joint = joint_weights(weights, part, low)
     word: Any = weights.word_weight.to(low) if is_conditional else None
     grad_gates, grad_first = (new(steps, rows, 3 * width, dtype=kind) for kind in (keys.dtype, low))
     grad_joint, grad_reads = new(steps, rows, len(joint), dtype=low), new(steps, rows, values.shape[-1])
     carried, skipped = keys.new_zeros(2, rows, width, dtype=torch.float32)
     kernels = Attention(keys, values, weights.score, None, rows)
-    kernels.start_backward()
+    slopes = torch.zeros_like(kernels.keys, dtype=torch.float32)
+    of_score = slopes.new_zeros(kernels.sources, width)
     grad_context = grad_reads[..., : 3 * width]
     if part is not None:
-        start_part(grad_context, grad_reads[..., 3 * width :])
-    recurrent: Tensor | None = None
+        part.start_backward(others, grad_others, grad_context, grad_reads[..., 3 * width :])
+    recurrent: Any = None
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
     for j in reversed(range(steps)):
-        is_real = None if real is None else real[j]
-        inputs = (carried, recurrent, grad_states[j], is_real, states[j], kept_second[j])
+        inputs = (carried, recurrent, grad_states[j], real[j], states[j], kept_second[j])
         outputs = (grad_reads[j], grad_joint[j, :, width:], carried, skipped if is_conditional else None, None)
         launch_rows(gru_backward, carried, *inputs, *outputs, values.shape[-1], len(joint))
         given = None
         if part is not None and part.hidden is not None:
             part.step_backward_on_gpu(j, by_part[j], grad_joint[j, :, 4 * width :])
             given = part.of_queries[j]
-        rest = (attention[j], grad_reads[j], grad_weights[j], grad_joint[j])
-        kernels.backward(mapped[j], *rest)
+        inputs = (mapped[j], kernels.keys, kernels.score, kernels.values, attention[j], grad_reads[j], grad_weights[j])
+        outputs = (grad_joint[j], slopes, of_score, joint.shape[0], joint.shape[0])
+        kernels.run(attention_backward, kernels.sources, *inputs, *outputs)
         recurrent = torch.mm(grad_joint[j], joint)
         if is_conditional:
             inputs = (carried, recurrent, given, None, before[j], kept_first[j])
-            outputs = (grad_gates[j], grad_first[j], carried, None, skipped if real is not None else None)
+            outputs = (grad_gates[j], grad_first[j], carried, None, skipped if holds else None)
             launch_rows(gru_backward, carried, *inputs, *outputs, 3 * width, 3 * width)
             recurrent = torch.mm(grad_first[j], word)
         elif given is not None:
             carried += given
-    if recurrent is not None:
-        carried += recurrent
+    carried += recurrent
     dtype = keys.dtype
 
     def weight_gradient(gradient: Tensor, inputs: Tensor) -> Tensor:
         return torch.mm(gradient.flatten(0, 1).t(), inputs.flatten(0, 1).to(low)).to(dtype)
 
     of_joint = weight_gradient(grad_joint, states)
-    group = rows // kernels.sources
-    by_source = attention.view(steps, kernels.sources, group, -1).permute(1, 3, 0, 2).flatten(2)
-    reads_by_source = grad_reads.view(steps, kernels.sources, group, -1).transpose(0, 1).flatten(1, 2)
-    of_context = grad_context.sum(dim=(0, 1))
     return (
         grad_gates if is_conditional else grad_context,
-        (kernels.slopes * weights.score).to(dtype),
-        torch.matmul(by_source, reads_by_source),
+        (slopes * weights.score).to(dtype),
+        values_gradient(kernels.sources, attention, grad_reads),
         None,
         carried.to(dtype),
         None,
         weight_gradient(grad_first, before) if is_conditional else None,
         grad_first.sum(dim=(0, 1), dtype=torch.float32).to(dtype) if is_conditional else None,
         of_joint[:width],
-        kernels.of_score.sum(dim=0).to(dtype),
+        of_score.sum(dim=0).to(dtype),
         of_joint[width : 4 * width],
         grad_joint[..., width : 4 * width].sum(dim=(0, 1), dtype=torch.float32).to(dtype),
-        of_context,
+        grad_context.sum(dim=(0, 1)),
         *(() if part is None else part.gradients(states, by_part)),
     )

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernels_shared import CustomGradient, final_gradients
+from .kernels_shared import OnceDifferentiable
 from .kernels_triton import launch_rows, runs_triton, sample, with_gradients
 
 
@@ -100,7 +100,7 @@ if triton is not None:
         tl.store(carried + row * D + place, total, mask=inside)
 
 
-class GRUStep(CustomGradient):
+class GRUStep(OnceDifferentiable):
     """
     A GRU's next state from the input's and the state's part of its gates, with their biases, `(.., 3 * d)`, and the
     state `(.., d)`, all contiguous.
@@ -118,18 +118,14 @@ class GRUStep(CustomGradient):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
         ctx.types = inputs[0].dtype, inputs[1].dtype
         ctx.save_for_backward(inputs[2], output[1])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, unused: Any) -> Any:
-        types = ctx.types
-        return final_gradients(lambda *tensors: GRUStep.gradients(types, *tensors), gradient, *ctx.saved_tensors)
-
-    @staticmethod
-    def gradients(types: tuple[torch.dtype, torch.dtype], gradient: Tensor, state: Tensor, kept: Tensor) -> Any:
+    def gradients(ctx: Any, gradient: Tensor, state: Tensor, kept: Tensor) -> Any:
         width = state.shape[-1]
-        grad_gates, grad_recurrent = (state.new_empty(*state.shape[:-1], 3 * width, dtype=dtype) for dtype in types)
+        grad_gates, grad_recurrent = (state.new_empty(*state.shape[:-1], 3 * width, dtype=dtype) for dtype in ctx.types)
         carried = torch.empty_like(state)
         outputs = (grad_gates, grad_recurrent, carried, None, None)
         inputs = (gradient.contiguous(), None, None, None, state, kept)

@@ -20,7 +20,11 @@ except ImportError:
     triton = None
 
 
+LARGEST_LOG_VARIANCE = 10.0
+
+
 if triton is not None:
+    LARGEST = tl.constexpr(LARGEST_LOG_VARIANCE)
 
     @triton.jit
     def tanh_forward(
@@ -56,13 +60,11 @@ if triton is not None:
         tl.store(low_output + row * low_stride + place, total, mask=inside)
 
     @triton.jit
-    def spread_of(log_variance, LARGEST):
+    def spread_of(log_variance):
         return tl.exp(tl.minimum(tl.maximum(log_variance, -LARGEST), LARGEST) / 2)
 
     @triton.jit
-    def draw_forward(
-        mapped, bias, noise, moments, value, low_value, D: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr
-    ):
+    def draw_forward(mapped, bias, noise, moments, value, low_value, D: tl.constexpr, BLOCK: tl.constexpr):
         """Store mean and log-variance v, `mapped + bias`, and `z = mean + exp(v / 2) noise` (or the mean)."""
         row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         inside = place < D
@@ -74,15 +76,13 @@ if triton is not None:
         if noise is not None:
             log_variance = load_row(mapped + row * width + D, place, inside) + load_row(bias + D, place, inside)
             tl.store(moments + row * width + D + place, log_variance, mask=inside)
-            mean += spread_of(log_variance, LARGEST) * load_row(noise + row * D, place, inside)
+            mean += spread_of(log_variance) * load_row(noise + row * D, place, inside)
         tl.store(value + row * D + place, mean, mask=inside)
         if low_value is not None:
             tl.store(low_value + row * D + place, mean, mask=inside)
 
     @triton.jit
-    def draw_backward(
-        mapped, given, moments, noise, output, low_output, D: tl.constexpr, BLOCK: tl.constexpr, LARGEST: tl.constexpr
-    ):
+    def draw_backward(mapped, given, moments, noise, output, low_output, D: tl.constexpr, BLOCK: tl.constexpr):
         """The gradient of mean and log-variance, from those of z, `mapped`, and of themselves, `given`."""
         row, place = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
         inside = place < D
@@ -95,7 +95,7 @@ if triton is not None:
         tl.store(low_output + row * width + place, total, mask=inside)
         if noise is not None:
             log_variance = load_row(moments + row * width + D, place, inside)
-            own = of_value * spread_of(log_variance, LARGEST) * load_row(noise + row * D, place, inside) / 2
+            own = of_value * spread_of(log_variance) * load_row(noise + row * D, place, inside) / 2
             own = tl.where(tl.abs(log_variance) <= LARGEST, own, 0.0)
             own += load_row(given + row * width + D, place, inside)
             tl.store(output + row * width + D + place, own, mask=inside)
@@ -108,12 +108,11 @@ def copy_for(low: torch.dtype, output: Tensor) -> Tensor:
 
 
 def tanh_of_sum(
-    mapped: Tensor, dtype: torch.dtype, bias: Tensor | None = None, *others: Tensor
+    mapped: Tensor, dtype: torch.dtype, bias: Tensor | None, reads: Tensor | None = None, given: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the tanh of a sum of `mapped` and of none or two `others`, in `dtype` and in the type of `mapped`."""
+    """Return the tanh of the sum of what is given, in `dtype` and in the type of `mapped`."""
     output = torch.empty(mapped.shape, dtype=dtype, device=mapped.device)
     low = copy_for(mapped.dtype, output)
-    reads, given = others or (None, None)
     tensors = (mapped, reads, given, bias, output, None if low is output else low)
     strides = (mapped.stride(0), 0 if reads is None else reads.stride(0))
     launch_rows(tanh_forward, mapped, *tensors, *strides)
@@ -126,18 +125,16 @@ def tanh_gradient(mapped: Tensor, given: Tensor | None, value: Tensor, output: T
     launch_rows(tanh_backward, value, mapped, given, value, output, low_output, *strides)
 
 
-def drawn(
-    mapped: Tensor, bias: Tensor, noise: Tensor | None, dtype: torch.dtype, largest: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def drawn(mapped: Tensor, bias: Tensor, noise: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Return the moments, z, and z in the type of `mapped`, the moments without `bias`."""
     moments = torch.empty(mapped.shape, dtype=dtype, device=mapped.device)
     value = moments if noise is None else torch.empty(noise.shape, dtype=dtype, device=mapped.device)
     low = copy_for(mapped.dtype, value)
     tensors: Any = (mapped, bias, noise, moments, value, None if low is value else low)
-    launch_rows(draw_forward, value, *tensors, LARGEST=largest)
+    launch_rows(draw_forward, value, *tensors)
     return moments, value, low
 
 
-def draw_gradient(mapped: Tensor, *tensors: Any, largest: float) -> None:
+def draw_gradient(mapped: Tensor, *tensors: Any) -> None:
     """Fill the gradient of the moments, in both types; the tensors are the arguments of [`draw_backward`]."""
-    launch_rows(draw_backward, mapped, mapped, *tensors, LARGEST=largest)
+    launch_rows(draw_backward, mapped, mapped, *tensors)

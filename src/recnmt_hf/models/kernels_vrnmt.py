@@ -9,15 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .kernels_additive_attention import tanh_
+from .additive_attention import tanh_
 from .kernels_attentional_steps import differentiable_steps
 from .kernels_cpu_matmuls import StepMatmuls
 from .kernels_shared import graph_operator
 from .kernels_triton import sample, with_gradients
-from .kernels_triton_vrnmt import draw_gradient, drawn, tanh_gradient, tanh_of_sum
-
-
-LARGEST_LOG_VARIANCE = 10.0
+from .kernels_triton_vrnmt import LARGEST_LOG_VARIANCE, draw_gradient, drawn, tanh_gradient, tanh_of_sum
 
 
 class LatentWeights(NamedTuple):
@@ -79,6 +76,8 @@ class LatentPart:
     `(.., 3 * d)`; `noise` is `(steps, batch_size, l)`. The results are q_j, mean and log-variance side by side, u_j.
     """
 
+    run = staticmethod(latent_states)
+
     def __init__(self, inputs: Tensor | None, noise: Tensor | None, *weights: Any):
         def matmuls(weight: Tensor | None, bias: Tensor | None = None) -> Any:
             return None if weight is None else StepMatmuls(weight, bias)
@@ -116,10 +115,12 @@ class LatentPart:
         self, query: Tensor, mapped: Tensor, reads: Tensor, given: Tensor, noise: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor], tuple[Tensor | None, ...]]:
         """Compute [`step`] by kernels, from the query's part `mapped` of the hidden layer."""
+        if self.hidden is None:
+            return given, [], ()
         dtype = query.dtype
         hidden, low = tanh_of_sum(mapped, dtype, None, reads, given)
         mapped = torch.mm(low, self.moments.weight.t())
-        moments, value, low = drawn(mapped, self.moments.bias, noise, dtype, LARGEST_LOG_VARIANCE)
+        moments, value, low = drawn(mapped, self.moments.bias, noise, dtype)
         u, low = tanh_of_sum(torch.mm(low, self.latent.weight.t()), dtype, self.latent.bias)
         return torch.mm(low, self.gates.weight.t()), [query, moments, u], (hidden, value, noise)
 
@@ -161,8 +162,7 @@ class LatentPart:
         tanh_gradient(mapped, self.of_u[j], self.all_u[j], self.grad_latents[j], low)
         mapped, moments = torch.mm(low, self.latent.weight), self.all_moments[j]
         low = torch.empty_like(moments, dtype=low.dtype)
-        tensors = (mapped, self.of_moments[j], moments, noise, self.grad_moments[j], low)
-        draw_gradient(*tensors, largest=LARGEST_LOG_VARIANCE)
+        draw_gradient(mapped, self.of_moments[j], moments, noise, self.grad_moments[j], low)
         mapped = torch.mm(low, self.moments.weight)
         tanh_gradient(mapped, None, hidden, self.grad_hidden[j], low_hidden)
 

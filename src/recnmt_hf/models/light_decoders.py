@@ -33,13 +33,12 @@ from .seq2seq_loading import Initialization, is_loaded
 
 def linear_scan_reference(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
     """Compute `c_t = decay_t * c_{t-1} + values_t` `(batch_size, length, d)` from `initial` `(batch_size, d)`."""
-    width = decay.shape[-1]
 
-    def step(carry: Any, row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        state = row[:, :width] * carry[0] + row[:, width:]
+    def step(carry: Any, decay: Tensor, values: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        state = decay * carry[0] + values
         return [state], [state]
 
-    return scan_steps(step, [initial], torch.cat([decay, values], dim=-1).transpose(0, 1))[0].transpose(0, 1)
+    return scan_steps(step, [initial], decay.transpose(0, 1), values.transpose(0, 1))[0].transpose(0, 1)
 
 
 def sequential_scan(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from .decoder_cache import cached_vector, spread_over_beams
 from .kernels_attentional_steps import gru_step, run_steps
 from .kernels_cpu_matmuls import fast_linear, project
 from .kernels_shared import is_plain, wide_type
-from .kernels_vrnmt import LatentPart, LatentWeights, clamped, draw, latent_states
+from .kernels_vrnmt import LatentPart, LatentWeights, clamped, draw
 from .modeling_rnmt import DecoderRecurrence, RNMTDecoder, RNMTEncoder, RNMTPreTrainedModel, run_steps_reference
 from .recurrent_layers import MaskedRNN, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
@@ -237,7 +237,6 @@ class VRNMTRecurrence(DecoderRecurrence):
             None if noise is None else noise.transpose(0, 1).to(dtype),
             *LatentWeights.of(self, network, draws=noise is not None),
             further=LatentPart,
-            run=latent_states,
         )
         # What is read from the annotations after the steps, from weights in rows of their source.
         grouped = attention[:, 0].reshape(keys.shape[0], -1, keys.shape[1])
