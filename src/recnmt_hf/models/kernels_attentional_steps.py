@@ -209,7 +209,6 @@ class AttentionalSteps(OnceDifferentiable):
 
     @staticmethod
     def forward(saved: SavedSteps, *tensors: Any) -> tuple[Tensor, ...]:
-        """Run [`steps_forward`] with its tensors."""
         return tuple(steps_forward(tensors, saved.steps, saved.further))
 
     @staticmethod

@@ -252,8 +252,7 @@ class ONLSTMSteps(OnceDifferentiable):
         all_low = grad_buffer
         if runs_kernels(counts, buffer, *weights):
             matrix = torch.stack([matmul.weight for matmul in matmuls])
-            everything = buffer, grad_buffer, shares, cells, gradient, matrix
-            all_low = run_backward(*everything, chunk_size, len(counts))
+            all_low = run_backward(buffer, grad_buffer, shares, cells, gradient, matrix, chunk_size, len(counts))
         else:
             backward_steps(buffer, grad_buffer, shares, cells, gradient, matmuls, counts, chunk_size)
         first, starts = counts[0], list(itertools.accumulate(counts, initial=0))

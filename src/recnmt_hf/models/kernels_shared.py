@@ -207,14 +207,10 @@ def define_operator(function: Callable[..., Any], shapes: Shapes) -> Any:
         with torch.enable_grad():
             inputs = [tensor.detach().requires_grad_(need) for tensor, need in zip(inputs, needed, strict=True)]
             results = forward(inputs, *rest)
-        targets = [index for index, result in enumerate(results) if result.requires_grad]
-        input_gradients = torch.autograd.grad(
-            [results[index] for index in targets],
-            [tensor for tensor in inputs if tensor.requires_grad],
-            [gradients[index] for index in targets],
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        pairs = [pair for pair in zip(results, gradients, strict=True) if pair[0].requires_grad]
+        outputs, grad_outputs = zip(*pairs, strict=True)
+        sources = [tensor for tensor in inputs if tensor.requires_grad]
+        input_gradients = torch.autograd.grad(outputs, sources, grad_outputs, allow_unused=True, materialize_grads=True)
         return [gradient.contiguous() for gradient in input_gradients]
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -30,6 +30,14 @@ TILE = 1024
 if triton is not None:
 
     @triton.jit
+    def load_tile(pointer, start, word, is_word, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+        """Load some channels of all words; return also these channels, and which of them exist."""
+        place = start + tl.arange(0, BLOCK)
+        inside = place < SIZE
+        values = load_row(pointer, word[:, None] * SIZE + place[None, :], is_word[:, None] & inside[None, :])
+        return values, place, inside
+
+    @triton.jit
     def attention_forward(
         query, keys, score, visible, values, attention, reads, query_stride, length, group,
         D: tl.constexpr, V: tl.constexpr, PARTS: tl.constexpr,
@@ -47,12 +55,9 @@ if triton is not None:
         values += source * length * V
         energy = tl.zeros([BLOCK_N], tl.float32)
         for start in range(0, D, BLOCK_D):
-            place = start + tl.arange(0, BLOCK_D)
-            inside = place < D
+            key, place, inside = load_tile(keys, start, word, is_word, D, BLOCK_D)
             asked = load_row(query + row * query_stride, place, inside)
             factor = load_row(score, place, inside)
-            is_key = is_word[:, None] & inside[None, :]
-            key = load_row(keys, word[:, None] * D + place[None, :], is_key)
             energy += tl.sum(tanh(key + asked[None, :]) * factor[None, :], 1)
         sees = is_word
         if visible is not None:
@@ -64,10 +69,7 @@ if triton is not None:
         if part == 0:
             tl.store(attention + row * length + word, weight, mask=is_word)
         for start in range(part * BLOCK_V, V, PARTS * BLOCK_V):
-            place = start + tl.arange(0, BLOCK_V)
-            inside = place < V
-            is_value = is_word[:, None] & inside[None, :]
-            value = load_row(values, word[:, None] * V + place[None, :], is_value)
+            value, place, inside = load_tile(values, start, word, is_word, V, BLOCK_V)
             tl.store(reads + row * V + place, tl.sum(weight[:, None] * value, 0), mask=inside)
 
     @triton.jit
@@ -91,25 +93,19 @@ if triton is not None:
             row = source * group + member
             grad_weight = load_row(grad_attention + row * length, word, is_word)
             for start in range(0, V, BLOCK_V):
-                place = start + tl.arange(0, BLOCK_V)
-                inside = place < V
-                is_value = is_word[:, None] & inside[None, :]
-                value = load_row(values, word[:, None] * V + place[None, :], is_value)
+                value, place, inside = load_tile(values, start, word, is_word, V, BLOCK_V)
                 read = load_row(grad_reads + row * V, place, inside)
                 grad_weight += tl.sum(value * read[None, :], 1)
             weight = load_row(attention + row * length, word, is_word)
             grad_energy = weight * (grad_weight - tl.sum(weight * grad_weight, 0))
             for start in range(part * BLOCK_D, D, PARTS * BLOCK_D):
-                place = start + tl.arange(0, BLOCK_D)
-                inside = place < D
-                is_key = is_word[:, None] & inside[None, :]
+                key, place, inside = load_tile(keys, start, word, is_word, D, BLOCK_D)
                 asked = load_row(query + row * query_stride, place, inside)
                 factor = load_row(score, place, inside)
-                key = load_row(keys, word[:, None] * D + place[None, :], is_key)
                 energies = tanh(key + asked[None, :])
                 own = grad_energy[:, None] * (1 - energies * energies)
                 tl.store(grad_query + row * grad_query_stride + place, tl.sum(own, 0) * factor, mask=inside)
-                into = slopes + word[:, None] * D + place[None, :]
+                into, is_key = slopes + word[:, None] * D + place[None, :], is_word[:, None] & inside[None, :]
                 tl.store(into, tl.load(into, mask=is_key, other=0.0) + own, mask=is_key)
                 into_score = of_score + source * D + place
                 earlier = tl.load(into_score, mask=inside, other=0.0)
