@@ -268,6 +268,7 @@ def test_wrong_languages(zoo, options, field):
 
 def test_a_model_of_one_direction(zoo, sentences):
     translator = Translator(zoo["own"].model, zoo["own"].tokenizer)
+    assert translator.source_langs == zoo["marian"].source_langs == [] and "fr" in zoo["m2m100"].source_langs
     with rejects(field="target_lang"):
         translator(sentences[:1], tgt_lang="de")
     translator.task = type(translator.task)("en", False, "de")

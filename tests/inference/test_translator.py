@@ -256,7 +256,7 @@ def test_long_sentences_may_be_truncated(translator, sentences):
     whole = translator.encode_source(sentences[0]).ids
     prepared = translator.codec.encode(sentences[0], options, "Der Hund")
     assert prepared.pieces == [Tokens([*whole[:5], whole[-1]])] and prepared.separators == [""] and len(whole) > 6
-    assert prepared.prefix == translator.encode_target("Der Hund").ids[:-1]
+    assert prepared.openings[0].ids == translator.encode_target("Der Hund").ids[:-1]
     assert translator.codec.encode_prefix(" ", "The sentence") == []
     at_limit = translator.codec.encode(sentences[0], DecodingOptions(max_source_length=len(whole)))
     assert at_limit.pieces == [Tokens(whole)] and at_limit.separators == [""]

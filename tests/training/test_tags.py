@@ -151,9 +151,10 @@ def test_validation_decodes_as_tests_do(files, tmp_path, monkeypatch):
     monkeypatch.setattr(recnmt_hf.Translator, "search", spy)
     train(plan, tmp_path / "run")
     (validation, options), *tests = [one for one in searches if one[0][0].text != "abcdef"]  # a trial of the options
-    rows = [[(row.pieces, row.prefix) for row in prepared] for prepared in (validation, tests[0][0] + tests[1][0])]
+    rows = [[(row.pieces, row.openings) for row in prepared] for prepared in (validation, tests[0][0] + tests[1][0])]
     assert rows[0] == rows[1] and [own for _, own in tests] == [options] * 2
-    assert [len(row.prefix) for row in validation] == [1] * 10 and validation[0].prefix != validation[9].prefix
+    assert [list(map(len, row.openings)) for row in validation] == [[1]] * 10
+    assert validation[0].openings != validation[9].openings
 
 
 @pytest.mark.parametrize(("temperature", "share"), [(1.0, 0.9), (2.0, 0.75), (1000.0, 0.5)])

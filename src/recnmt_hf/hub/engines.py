@@ -9,7 +9,7 @@ import torch
 
 from ..data.files import open_output_folder
 from ..data.tokenizer_pair import TokenizerPair
-from ..inference.backends.ctranslate2_model import load_engine_package
+from ..errors import packages_of_extra
 from ..inference.model_settings import ENGINE_SETTINGS
 from ..training.evidence import Evidence
 from .checked_copy import check_fields, load_checked
@@ -37,7 +37,8 @@ def export_ctranslate2(source: str | Path, output: str | Path, quantization: str
         UserError: CTranslate2 is not installed or does not support the model, or the files are damaged.
         FileExistsError: The output exists and is not empty.
     """
-    load_engine_package()
+    with packages_of_extra("engines", "CTranslate2"):
+        import ctranslate2  # type: ignore[import-untyped]  # noqa: F401
     model, tokenizers = load_checked(source, **kwargs)
     needed: dict[str, tuple[Any, ...]] = {
         "self_attention_type": ("absolute", "relative"),

@@ -14,7 +14,7 @@ from transformers import EncoderDecoderCache
 
 from ..data.files import open_output_folder
 from ..errors import UserError, packages_of_extra, short_repr
-from ..inference.backends.onnx_model import GRAPHS, OF_SOURCE, OF_WORDS, OnnxModel, load_onnx_runtime
+from ..inference.backends.onnx_model import GRAPHS, OF_SOURCE, OF_WORDS, OnnxModel
 from ..models.decoder_cache import self_attention_cache
 from ..models.seq2seq_outputs import CACHE
 from .checked_copy import load_checked
@@ -47,9 +47,9 @@ def export_onnx(source: str | Path, output: str | Path, **kwargs: Any) -> Path:
 
     Arguments, return value and errors are those of [`~recnmt_hf.export_ctranslate2`], without `quantization`.
     """
-    load_onnx_runtime()
     with packages_of_extra("onnx", "Export to ONNX"):
         import onnx  # noqa: F401
+        import onnxruntime  # type: ignore[import-untyped]  # noqa: F401
         import onnxscript  # noqa: F401
     model, tokenizers = load_checked(source, **kwargs)
     # Models whose cache has no graphs, and random outputs, which would ignore a seed.

@@ -34,12 +34,8 @@ class Request:
     direction: Direction  # the languages, with the tokens and texts that tell the model about them
     pieces: list[Tokens] = field(default_factory=list)  # parts that are translated by themselves; none of blank text
     separators: list[str] = field(default_factory=list)  # text that joins each translation to the one before
-    prefix: list[int] = field(default_factory=list)  # token ids that the translation begins with
+    openings: list[Tokens] = field(default_factory=list)  # tokens that the translation of each piece begins with
     dropped: int = 0  # number of source tokens that truncation removed
-
-    def openings(self) -> list[Tokens]:
-        """Return the tokens that the translation of each piece begins with; the prefix is that of the first one."""
-        return [self.direction.opening(() if number else self.prefix) for number in range(len(self.pieces))]
 
 
 class EncodedPair(NamedTuple):
@@ -76,10 +72,9 @@ class Codec:
         """Encode a sentence or a text, split and truncated as the options say; `prefix` begins the translation."""
         source, direction = self.read_source(sentence, options, place)
         request = Request(str(sentence), direction)
-        if prefix:
-            request.prefix = self.encode_prefix(prefix, f"{place}: prefix", direction)
+        start = self.encode_prefix(prefix, f"{place}: prefix", direction) if prefix else []
         parts = [] if is_blank(source.text) else [("", source)]
-        by_default = not request.prefix and not self.is_summarizing(options)
+        by_default = not start and not self.is_summarizing(options)
         splits = options.split_sentences == "always" or (options.split_sentences == "auto" and by_default)
         if parts and splits and not (self.reads_trees and source.tree is not None):  # a tree is that of one sentence
             sentences = split_sentences(source.text, direction.source)
@@ -97,6 +92,7 @@ class Codec:
                 space += space_before
                 if not self.is_empty(piece, direction):
                     request.dropped += len(tokens) - len(piece) if options.on_long == "truncate" else 0
+                    request.openings.append(direction.opening(() if request.pieces else start))
                     request.pieces.append(piece)
                     request.separators.append(space)
                     space = ""
@@ -287,7 +283,7 @@ class Codec:
         def named(tokenizer: Any, ids: Sequence[int]) -> dict[str, Any]:
             return {"ids": list(ids), "tokens": tokenizer.convert_ids_to_tokens(list(ids))}
 
-        for piece, opening, own in zip(request.pieces, request.openings(), rows, strict=True):
+        for piece, opening, own in zip(request.pieces, request.openings, rows, strict=True):
             first = start_id(self.model) if opening.start is None else opening.start
             ends = not end_ids(self.model).isdisjoint(piece.ids)  # False for a source that was cut
             read = {"unknown": piece.ids.count(source.unk_token_id), "has_end": ends, **named(source, piece.ids)}

@@ -71,8 +71,8 @@ class Direction:
 
 class Languages:
     """
-    Languages of a model: `targets` are the codes of the target languages among which one can be chosen. This class is
-    for models of one direction, or without names.
+    Languages of a model: codes of the source languages among which it must be given one (`sources`), and of the target
+    languages among which one can be chosen (`targets`). This class is for models of one direction, or without names.
     """
 
     # Whether the token of the target replaces the control tokens that the tokenizer puts before a target.
@@ -81,6 +81,7 @@ class Languages:
     def __init__(self, tokenizers: TokenizerPair, model: Any, task: ModelTask, ids: Mapping[str, int]):
         self.tokenizers, self.model, self.task = tokenizers, model, task
         self.ids, self.codes = dict(ids), {id: code for code, id in ids.items()}
+        self.sources: list[str] = sorted(ids) if self.names_targets else []
         self.targets: list[str] = sorted(ids)
         self.control_ids = set(self.codes)  # of tokens that name languages
 
@@ -185,7 +186,7 @@ class TaskLanguages(Languages):
     def __init__(self, tokenizers: TokenizerPair, model: Any, task: ModelTask, prefixes: dict[tuple[str, str], str]):
         super().__init__(tokenizers, model, task, {})
         self.prefixes = prefixes
-        self.targets = sorted({target for _, target in prefixes})
+        self.sources, self.targets = (sorted({pair[side] for pair in prefixes}) for side in (0, 1))
 
     def direction(self, source: str | None, target: str | None, forced: int | None = None) -> Direction:
         direction = super().direction(source, None, forced)

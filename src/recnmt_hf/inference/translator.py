@@ -231,7 +231,7 @@ class Translator:
         """Return the rows that the model writes for each piece; `offset` earlier sentences are added to the seed."""
         numbers = [offset + i for i, request in enumerate(requests) for _ in request.pieces]
         sources = [piece for request in requests for piece in request.pieces]
-        openings = [opening for request in requests for opening in request.openings()]
+        openings = [opening for request in requests for opening in request.openings]
         most = options.max_tokens // max(options.beams, options.num_hypotheses)
         batches = list(batches_by_tokens(list(map(len, sources)), most))
         searches = []

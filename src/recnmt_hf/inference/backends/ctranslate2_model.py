@@ -31,13 +31,6 @@ FOR_GENERATE_ALONE = {
 FORBIDDING = ("bad_words_ids", "suppress_tokens")  # forbid symbols
 
 
-def load_engine_package() -> Any:
-    """Import the package ctranslate2; `UserError` if it is not installed."""
-    with packages_of_extra("engines", "CTranslate2"):
-        import ctranslate2  # type: ignore[import-untyped]
-    return ctranslate2
-
-
 class CTranslate2Backend(Backend):
     """
     Runs a model in CTranslate2, on `"cpu"` or `"cuda"`. Its search ends like transformers' `early_stopping=True`, by
@@ -50,11 +43,12 @@ class CTranslate2Backend(Backend):
     def __init__(self, path: str, tokenizers: TokenizerPair, device: Device = None, check: bool = True):
         self.tokenizers = tokenizers
         _, fields, generation_config = read_export_settings(path)
-        engine = load_engine_package()
-        name, _, number = str(device or ("cuda" if engine.get_cuda_device_count() else "cpu")).partition(":")
+        with packages_of_extra("engines", "CTranslate2"):
+            import ctranslate2  # type: ignore[import-untyped]
+        name, _, number = str(device or ("cuda" if ctranslate2.get_cuda_device_count() else "cpu")).partition(":")
         config = NMTTransformerConfig.from_dict(fields)
         self.model = SimpleNamespace(config=config, generation_config=generation_config, name_or_path=str(path))
-        self.engine = engine.Translator(
+        self.engine = ctranslate2.Translator(
             str(path), device=name, device_index=int(number or 0), intra_threads=torch.get_num_threads()
         )
         tokenizers.check(self.model, strict=check)

@@ -25,13 +25,6 @@ PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 OF_WORDS, OF_SOURCE = "words.", "source."
 
 
-def load_onnx_runtime() -> Any:
-    """Import the package onnxruntime; `UserError` if it is not installed."""
-    with packages_of_extra("onnx", "ONNX"):
-        import onnxruntime  # type: ignore[import-untyped]
-    return onnxruntime
-
-
 class OnnxCache:
     """Cache of the decoder's graphs, with one row for each row of the decoder."""
 
@@ -91,23 +84,25 @@ class OnnxModel(PreTrainedModel, GenerationMixin):
     _supports_sdpa = True  # the configuration's choice has no effect on the graphs
 
     def __init__(self, path: str | Path, device: str | torch.device | None = None):
-        runtime, path = load_onnx_runtime(), Path(path)
+        with packages_of_extra("onnx", "ONNX"):
+            import onnxruntime  # type: ignore[import-untyped]
+        path = Path(path)
         _, config, generation_config = read_export_settings(path)
         super().__init__(AutoConfig.for_model(**config))
         self.generation_config, self.name_or_path = generation_config, str(path)
-        self.place, available = resolve_device(device), runtime.get_available_providers()
+        self.place, available = resolve_device(device), onnxruntime.get_available_providers()
         if PROVIDERS.get(self.place.type) not in available:
             if device is not None:
                 raise UserError(f"ONNX Runtime has no {device}, only {available}.", field="device")
             self.place = torch.device("cpu")
-        options = runtime.SessionOptions()
+        options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         providers: list[Any] = [PROVIDERS["cpu"]]
         if self.place.type == "cuda":
             providers.insert(0, (PROVIDERS["cuda"], {"device_id": self.place.index or 0}))
         self.sessions, self.output_names = {}, {}
         for name in GRAPHS:
-            session = self.sessions[name] = runtime.InferenceSession(str(path / name), options, providers=providers)
+            session = self.sessions[name] = onnxruntime.InferenceSession(str(path / name), options, providers=providers)
             self.output_names[name] = [output.name for output in session.get_outputs()]
         self.encoder = OnnxEncoder(self)
 
