@@ -33,11 +33,11 @@ def sentences(corpus):
 def random_translator(tokenizer):
     """Return a function that makes a model of a family whose translations have various lengths."""
 
-    def make(family):
+    def make(family, tokenizer=tokenizer, **fields):
         torch.manual_seed(11)
-        prefix = FAMILIES[family].prefix
-        config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=len(tokenizer), d_model=32)
-        model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval()
+        fields = {"vocab_size": len(tokenizer), "d_model": 32, **fields}
+        config = FAMILIES[family].load_class("Config").from_preset("tiny", **fields)
+        model = FAMILIES[family].load_class("ForConditionalGeneration")(config).eval()
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.25)
         with torch.no_grad():  # some translations end early

@@ -14,30 +14,19 @@ from recnmt_hf.families import FAMILIES
 from recnmt_hf.inference.model_settings import end_ids
 
 
-def model_of(prefix, size, seed=0, **fields):
-    torch.manual_seed(seed)
-    config = getattr(recnmt_hf, f"{prefix}Config").from_preset("tiny", vocab_size=size, d_model=32, **fields)
-    model = getattr(recnmt_hf, f"{prefix}ForConditionalGeneration")(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return model
-
-
 @pytest.fixture(scope="module")
-def members(tokenizer):
+def members(random_translator, tokenizer):
     """Return one model of each family, and one of transformers."""
-    models = [model_of(family.prefix, len(tokenizer), seed) for seed, family in enumerate(FAMILIES.values())]
-    controls = {
-        name: getattr(models[0].config, name) for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id")
-    }
-    shape = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    members = list(map(random_translator, FAMILIES))
+    ids = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+    fields = {name: getattr(members[0].model.config, name) for name in ids}
+    fields |= {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
     torch.manual_seed(9)
-    marian = MarianMTModel(
-        MarianConfig(vocab_size=len(tokenizer), d_model=16, **shape, forced_eos_token_id=None, **controls)
-    ).eval()
+    config = MarianConfig(vocab_size=len(tokenizer), d_model=16, forced_eos_token_id=None, **fields)
+    marian = MarianMTModel(config).eval()
     for parameter in marian.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return [recnmt_hf.Translator(model, tokenizer, check=False) for model in [*models, marian]]
+    return [*members, recnmt_hf.Translator(marian, tokenizer, check=False)]
 
 
 @torch.no_grad()
@@ -96,9 +85,8 @@ def test_equal_to_the_slow_reference(members, chosen, corpus):
     assert score.log_prob == pytest.approx(sum(alone) / len(alone), abs=1e-4)
 
 
-def test_beams_of_samples_are_refused(members, tokenizer):
-    model = model_of("VRNMT", len(tokenizer), latent_inference="sample")
-    sampling = recnmt_hf.Translator(model, tokenizer, check=False)
+def test_beams_of_samples_are_refused(members, random_translator):
+    sampling = random_translator("vrnmt", latent_inference="sample")
     for chosen in ([sampling, members[0]], [members[0], sampling]):
         ensemble = ensemble_of(chosen)
         with rejects(field="beams"):
@@ -118,14 +106,14 @@ def test_settings_of_the_model_apply_or_are_rejected(members, corpus, monkeypatc
         ensemble(sentences)
 
 
-def test_models_with_other_tokens_are_rejected(members, corpus, tokenizer, tmp_path):
+def test_models_with_other_tokens_are_rejected(members, random_translator, corpus):
     other = train_tokenizer((pair.de for pair in corpus["train"]), "bpe", 400)
-    for tokens, difference in ((other, "the source tokenizer"), (tokenizer, "the rows of the output matrix")):
-        size = len(tokens) + (8 if tokens is tokenizer else 0)
-        member = recnmt_hf.Translator(model_of("NMTTransformer", size), tokens, check=False)
-        with rejects("cannot be an ensemble") as refused:
-            ensemble_of([members[0], member])
-        assert difference in str(refused.value)
+    for changes, difference in (
+        ({"tokenizer": other}, "the source tokenizer"),
+        ({"vocab_size": 408}, "the rows of the output matrix"),
+    ):
+        with rejects("cannot be an ensemble", difference):
+            ensemble_of([members[0], random_translator("nmt_transformer", **changes)])
     ensemble = ensemble_of(members[:2])
     with rejects("which gives no alignments or attention"):
         ensemble("The dog sleeps.", alignments=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_training import SMALL
+from test_training import recipe as small
 from user_errors import rejects
 
 import recnmt_hf
@@ -260,13 +261,8 @@ def linked_text(tmp_path_factory):
 
 
 def recipe(corpus, **sections):
-    merged = {name: dict(value) for name, value in SMALL.items()}
-    plain = {name: corpus[name] for name in ("source", "target")}
-    merged["data"] = {"train": [corpus], "validation": [plain]}
-    merged["tokenizer"] = {"kind": "space", "vocab_size": 40}
-    for name, value in sections.items():
-        merged[name] = {**merged.get(name, {}), **value}
-    return Recipe(**merged)
+    data = {"train": [corpus], "validation": [{name: corpus[name] for name in ("source", "target")}]}
+    return Recipe(**small(data=data, tokenizer={"kind": "space", "vocab_size": 40}, **sections))
 
 
 def weights_of(folder):

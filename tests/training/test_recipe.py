@@ -216,6 +216,7 @@ BEFORE = {
     "wide": ({"model": {"preset": "big", "fields": {"d_model": 2**20, "encoder_layers": 900}}}, "model"),
     "positions": ({"model": {"fields": {"max_position_embeddings": 128}}}, "data.max_source_length"),
     "training file": ({"data": {"train": [{"source": "none.en", "target": "none.de"}]}}, None),
+    "pairs": ({"data": {"train": [{"tsv": __file__}]}}, None),
     "languages": ({"data": {"source_lang": "fr"}}, None),
     "weights": ({"data": {"weights": [1.0]}}, "data.weights"),
     "one process": ({"training": {"fsdp": "full_shard"}}, "training.fsdp"),
@@ -258,13 +259,6 @@ def test_recipe_and_plan_are_printed_without_training(tmp_path, capsys):
     assert [stage["until"] for stage in plan["stages"]] == [7] and plan["identity"]["training.seed"] == 1
     assert not (tmp_path / "run").exists()
     assert main(["train", str(path), "--plan", "data.train=[{tsv: none.tsv}]"]) == 2
-
-
-def test_defaults_are_the_generated_corpus():
-    recipe = Recipe()
-    assert recipe.data.train == [Corpus(generated="train")] and recipe.model.type == "nmt_transformer"
-    assert recipe.training.adam_beta2 == 0.98 and recipe.training.lr_scheduler_type == "inverse_sqrt"
-    assert Recipe(data={"train": {"generated": "train"}}).data.train == [Corpus(generated="train")]
 
 
 def test_a_recipe_extends_another(tmp_path):

@@ -325,14 +325,6 @@ def test_signs_of_a_run(run, remaining):
         checkpoints.check_output(run, resume=False, overwrite=False)
 
 
-def test_a_new_run_that_fails_before_training_leaves_nothing(finished, tmp_path):
-    (tmp_path / "bad.tsv").write_text("The dog sleeps.\n")
-    with rejects(field=str(tmp_path / "bad.tsv")):
-        train(small(finished, data={"train": [{"tsv": str(tmp_path / "bad.tsv")}]}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    train(small(finished, training={"max_steps": 1}), tmp_path / "run")
-
-
 SLOW_PREPARATION = """
     import os, sys, time
     from pathlib import Path
