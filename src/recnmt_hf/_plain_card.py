@@ -29,14 +29,17 @@ tokens = model.generate(**batch)
 print({side}tokenizer.batch_decode(tokens, skip_special_tokens=True)[0])"""
 
 
-def plain_card(config: Any, name: str) -> str:
-    """Return the card of a model from its configuration alone."""
+def write_plain_card(config: Any, folder: str | Path, name: str = "PLACE/OF-THIS-MODEL") -> None:
+    """Write a card from a configuration alone into a folder without one, or only with the default of transformers."""
+    path = Path(folder) / CARD
+    if path.is_file() and TEMPLATE_OF_TRANSFORMERS not in path.read_text(encoding="utf-8"):
+        return
     kind = getattr(config, "model_type", "")
     architecture = next(iter(getattr(config, "architectures", None) or []), kind)
     code = usage(name, bool(getattr(config, "share_encoder_decoder_embeddings", True)), "...")
     if not getattr(config, "auto_map", None):
         code = f"# First import the module that registers {kind}: its code is not part of this folder.\n{code}"
-    return f"""---
+    card = f"""---
 library_name: transformers
 pipeline_tag: translation
 tags: [translation, recnmt_hf, {kind}]
@@ -51,11 +54,4 @@ data and the quality of its translations are not documented yet.
 {code}
 ```
 """
-
-
-def write_plain_card(config: Any, folder: str | Path, name: str = "PLACE/OF-THIS-MODEL") -> None:
-    """Write `plain_card` into a folder that has no card, or only the default one of transformers."""
-    path = Path(folder) / CARD
-    if path.is_file() and TEMPLATE_OF_TRANSFORMERS not in path.read_text(encoding="utf-8"):
-        return
-    path.write_text(plain_card(config, name), encoding="utf-8")
+    path.write_text(card, encoding="utf-8")

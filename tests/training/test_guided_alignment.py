@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_training import SMALL
+from test_training import SMALL, trainer_for
 from test_training import recipe as small
 from user_errors import rejects
 
@@ -18,12 +18,10 @@ from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.data.prepared import prepare_dataset, tokenizer_fingerprint
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.inference import Translator
-from recnmt_hf.training.arguments import TranslationTrainingArguments
 from recnmt_hf.training.guided_alignment import AlignmentGuide, GuidedAlignment
 from recnmt_hf.training.inputs import mix
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import digest_of, train
-from recnmt_hf.training.trainer import TranslationTrainer
 
 
 SOURCES = ["unbelievable dogs bark", "a cat", "the dogs sleep"]
@@ -314,21 +312,19 @@ def test_weight_zero_reads_no_links(linked_text, tmp_path):
 def test_accumulation_equals_one_big_batch(linked_text, tmp_path):
     """The loss of the links has the divisor of the main loss. Predictions do not read the links."""
     tokenizer = train_tokenizer([" ".join(f"{side}{n}" for n in range(12) for side in "st")], "space", 40)
-    data = prepare(linked_text, tokenizer, tmp_path, keep_text=True).select(range(40))
-    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 1, "learning_rate": 1e-2}
-    settings |= {"optim": "sgd", "max_grad_norm": 0.0, "label_smoothing_factor": 0.1, "predict_with_generate": True}
+    settings = {"max_steps": 1, "learning_rate": 1e-2, "label_smoothing_factor": 0.1, "predict_with_generate": True}
+    settings |= {"corpus": linked_text, "guided_alignment": GuidedAlignment(weight=1.0)}
 
-    def trainer_for(**changes):
+    def built(**changes):
         model = build("NMTTransformer", vocab_size=len(tokenizer))
-        args = TranslationTrainingArguments(output_dir=str(tmp_path / "out"), **settings, **changes)
-        given = {"tokenizer": tokenizer, "train_dataset": data, "eval_dataset": data}
-        return TranslationTrainer(model, args, **given, guided_alignment=GuidedAlignment(weight=1.0))
+        return trainer_for(tmp_path, tokenizer, model, **settings, **changes)
 
-    count = len(trainer_for(max_tokens=60).token_sampler(data, True))
-    trainers = trainer_for(max_tokens=10**6), trainer_for(max_tokens=60, gradient_accumulation_steps=count)
+    one, many = built(max_tokens=10**6), built(max_tokens=250)
+    count = len(many.token_sampler(many.train_dataset, True))
+    trainers = one, built(max_tokens=250, gradient_accumulation_steps=count)
     for trainer in trainers:
         trainer.train()
     assert count > 3
     for one, other in zip(*(trainer.model.parameters() for trainer in trainers), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
-    assert len(trainer.predict(data.select(range(6)), max_length=8).predictions) == 6
+    assert len(trainer.predict(trainer.eval_dataset.select(range(6)), max_length=8).predictions) == 6

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from recnmt_hf.training.checkpoints import average_checkpoints, checkpoints_in, newest_checkpoint
+from recnmt_hf.training.checkpoints import checkpoints_in, newest_checkpoint
 from recnmt_hf.training.evidence import EVIDENCE, Evidence
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import checkpoint_to_resume, train
@@ -219,26 +219,6 @@ def test_killed_at_every_file_operation(tmp_path):
     (again / "checkpoint-3" / "complete.json").rename(again / "checkpoint-3" / "complete.json.partial")
     (again / "model.partial").mkdir()
     killed_everywhere(plan, again, tmp_path / "run", tmp_path / "killed", resume=True)
-
-
-def test_killed_average(tmp_path):
-    """The averaged model is complete or absent, and a second attempt deletes the remains of the first."""
-    plan = tiny(training={"max_steps": 2, "eval_strategy": "no"})
-    plan.test = {}
-    train(plan, tmp_path / "run")
-    chosen = [folder for _, folder in checkpoints_in(tmp_path / "run")]
-    place = tmp_path / "place"
-    place.mkdir()
-    snapshots = Snapshots(place)
-    with watched(snapshots):
-        average_checkpoints(chosen, place / "mean")
-    expected = Snapshots(place).look()[0]
-    assert len(snapshots.states) > 20
-    for what, tree in snapshots.states:
-        assert {name: content for name, content in tree.items() if name.startswith("mean")} in ({}, expected), what
-        if "mean" not in tree:
-            average_checkpoints(chosen, restore(tree, tmp_path / "again") / "mean")
-            assert Snapshots(tmp_path / "again").look()[0] == expected, what
 
 
 @contextlib.contextmanager

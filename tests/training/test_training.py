@@ -95,8 +95,8 @@ def test_sentences_of_the_training_text_are_counted(tmp_path, caplog):
     assert seen.seen == 2 and set(seen.clean_scores) == {"bleu"} and seen.length_ratio is not None
 
 
-def trainer_for(tmp_path, tokenizer, model=None, **settings):
-    corpus, place = {"generated": "validation", "size": 24}, tmp_path.parent / "data"
+def trainer_for(tmp_path, tokenizer, model=None, corpus=None, guided_alignment=None, **settings):
+    corpus, place = corpus or {"generated": "validation", "size": 24}, tmp_path.parent / "data"
     data = prepare_dataset(corpus, "en", "de", tokenizer, tokenizer, place, keep_text=True)
     fields = {"vocab_size": len(tokenizer), "d_model": 32, "encoder_layers": 1, "decoder_layers": 1}
     torch.manual_seed(1)
@@ -105,7 +105,8 @@ def trainer_for(tmp_path, tokenizer, model=None, **settings):
     settings = {"max_steps": 2, "learning_rate": 1e-3, "optim": "sgd", "max_grad_norm": 0.0, **settings}
     settings |= {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
     arguments = TranslationTrainingArguments(output_dir=str(tmp_path / "out"), **settings)
-    return TranslationTrainer(model, arguments, tokenizer=tokenizer, train_dataset=data, eval_dataset=data)
+    given = {"tokenizer": tokenizer, "train_dataset": data, "eval_dataset": data}
+    return TranslationTrainer(model, arguments, **given, guided_alignment=guided_alignment)
 
 
 def test_resuming_in_python_skips_incomplete_checkpoints(tmp_path, tokenizer, capsys):
