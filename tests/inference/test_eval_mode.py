@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import torch
 from ensembles import ensemble_of
-from named_models import build_model
 
-from recnmt_hf import Translator
 from recnmt_hf.analysis.sentences import run_encoder, run_pair
 from recnmt_hf.inference.backends.torch_model import eval_mode
 from recnmt_hf.inference.pipeline import TranslationPipeline
@@ -37,13 +35,9 @@ ENTRIES = {
 
 
 @pytest.fixture(scope="module")
-def translators(tokenizer):
+def translators(random_translator):
     """Return a random model of each family with a large dropout."""
-    made = {}
-    for name in sorted({name for name, _ in ENTRIES.values()}):
-        torch.manual_seed(1)
-        made[name] = Translator(build_model(name, "tiny", len(tokenizer), {"d_model": 32, "dropout": 0.5}), tokenizer)
-    return made
+    return {name: random_translator(name, dropout=0.5) for name in sorted({name for name, _ in ENTRIES.values()})}
 
 
 @pytest.fixture

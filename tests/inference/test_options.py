@@ -18,7 +18,7 @@ from recnmt_hf.inference.options import SET_BY_TRANSLATOR, convert_option_names,
 
 @pytest.fixture(scope="module")
 def translator(enlarged):
-    return enlarged(0.2, ends=1)
+    return enlarged(std=0.2, ends=1)
 
 
 def test_the_readme_shows_the_options(repository):
