@@ -43,8 +43,8 @@ _FREE_IN_TRAINING = """
     skip_memory_metrics tf32 torch_compile torch_compile_backend torch_empty_cache_steps use_cpu warmup_ratio
     warmup_steps
 """
-FREE = {"data.cache_dir", "data.num_proc", "data.train", "data.validation", "data.prepared"}
-FREE |= {f"data.{name}" for name in ShardSettings.__dataclass_fields__}
+OF_DATA = {f"data.{name}" for name in ("train", "validation", *ShardSettings.__dataclass_fields__)}
+FREE = {"data.cache_dir", "data.num_proc", "data.prepared"} | OF_DATA
 FREE |= {f"training.{name}" for name in (*NO_EFFECT, *_FREE_IN_TRAINING.split())}
 FREE_PREFIXES = ("average.", "decoding.", "test.", "training.hub_", "training.log", "training.push_to_hub")
 # Fields that decide which evaluation is the best one.

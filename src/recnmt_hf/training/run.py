@@ -19,7 +19,6 @@ from transformers import AutoModelForSeq2SeqLM, EarlyStoppingCallback, Generatio
 
 from .._loading_errors import read_small_text
 from ..data.files import open_output, remove
-from ..data.prepared import ShardSettings
 from ..data.sharded import ShardedDataset
 from ..data.tree_inputs import TREE_INPUTS
 from ..errors import UserError
@@ -30,7 +29,7 @@ from .building import stage_configs
 from .checkpoints import BASELINE, DATA, FINAL, MANIFEST, PARTIAL_FINAL, RECIPE, RECORD, mapping_in, steps_of
 from .finishing import finish
 from .inputs import Inputs, changes_of, prepare_inputs
-from .plan import Plan, Stage, dry_run, identity_of, values_of
+from .plan import OF_DATA, Plan, Stage, dry_run, identity_of, values_of
 from .processes import Processes, logger, settings_of_one_run
 from .recipe import Recipe, check_planned_steps
 from .recipe_yaml import dump_yaml
@@ -212,8 +211,6 @@ def fit(trainer: TranslationTrainer, stage: Stage, checkpoint: Path | None) -> N
         trainer._save_checkpoint(trainer.model, None)
 
 
-# What prepared data is made of. The data itself is compared.
-OF_DATA = {f"data.{name}" for name in ("train", "validation", *ShardSettings.__dataclass_fields__)}
 UPDATE = "processes times training.gradient_accumulation_steps"
 
 

@@ -1,7 +1,7 @@
 """Evaluations during training, and test sets: scores and translations of a finished model, saved in its folder."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -81,7 +81,12 @@ def test_model(
     scores = scorer.scores(texts, references)
     faults = [*suspicions(texts, references, list(map(str, sources)))]
     if not any(languages):
-        faults += cut_references(translator, sources, references, options)
+        codec, extra = translator.codec, options.max_length_extra
+        limits = [options.max_length_factor * len(codec.encode_source(source)) + extra for source in sources]
+        pairs = zip(references[0], limits, strict=True)
+        cut = sum(bool(text.strip()) and len(codec.encode_target(text).ids) > limit for text, limit in pairs)
+        longer = "references are longer than max_length_factor and max_length_extra allow"
+        faults += [f"{cut} of {len(sources)} {longer}."] if cut else []
     for fault in faults:
         logger.warning(f"Warning: {name}: {fault}")
     default, first = asdict(DecodingOptions()), next(iter(scores.values()))
@@ -100,18 +105,6 @@ def test_model(
         length_ratio=first.length_ratio,
     )
     return score, texts, f"{name}: {', '.join(map(str, scores.values()))}"
-
-
-def cut_references(
-    translator: Translator, sources: Sequence[Any], references: Sequence[Sequence[str]], options: DecodingOptions
-) -> Iterator[str]:
-    """Yield a sentence if the length limit of the search is below the number of tokens of references."""
-    codec, cut = translator.codec, 0
-    for source, reference in zip(sources, references[0], strict=True):
-        limit = options.max_length_factor * len(codec.encode_source(source)) + options.max_length_extra
-        cut += bool(reference.strip()) and len(codec.encode_target(reference).ids) > limit
-    if cut:
-        yield f"{cut} of {len(sources)} references are longer than max_length_factor and max_length_extra allow."
 
 
 test_model.__test__ = False  # type: ignore[attr-defined]  # no test of pytest's
