@@ -118,7 +118,7 @@ def test_the_task_in_a_folder(tmp_path):
         assert read_model_task(tmp_path) == task
 
 
-def test_scores_and_test_sets_do_not_split_lines(translator, sentences, tmp_path, monkeypatch):
+def test_scores_and_test_sets_do_not_split_lines(translator, sentences, monkeypatch, capsys):
     text = " ".join(sentences)
     whole = translator.encode_source(text)
     seen = []
@@ -130,7 +130,8 @@ def test_scores_and_test_sets_do_not_split_lines(translator, sentences, tmp_path
 
     monkeypatch.setattr(translator, "search", observed)
     options = DecodingOptions(**OPTIONS)
-    score, found, _ = score_test_set(translator, "set", [text], [["Ja."]], "de", options, TextScorer())
+    score, found, _ = score_test_set(translator, "set", [text], [["Ja, ja, ja."]], "de", options, TextScorer())
+    assert "1 of 1 references are longer than max_length_factor and max_length_extra allow" in capsys.readouterr().err
     assert seen == [whole] and "split_sentences" not in score.decoding
     assert found == [translator(text, split_sentences="never", **OPTIONS)[0].text]
     expected = sum(translator.score_tokens([whole], [translator.encode_target("Ja.")])[0])

@@ -1,6 +1,7 @@
 """Folders of runs: names, the lock and what may be deleted; checkpoints, their manifests and averages of several."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 from .._loading_errors import FINAL as FINAL
 from .._loading_errors import read_small_text
 from .._plain_card import CARD, write_plain_card
-from ..data.files import PREFIX, digest_of_file, lock, open_output, open_output_folder
+from ..data.files import PREFIX, digest_of_file, lock, open_output_folder
 from ..errors import ExistingFileError, MissingFileError, UserError, short_repr
 from ..families import MODEL_TYPES
 from ..inference.model_settings import EVIDENCE
@@ -109,8 +110,9 @@ def mark_complete(folder: str | Path) -> None:
     files = {str(path.relative_to(folder)): path for path in paths}
     files = {name: path for name, path in files.items() if name not in (MANIFEST, CARD)}  # a card may be replaced
     manifest = {"files": {name: path.stat().st_size for name, path in files.items()}, "sha256": sums_of(files)}
-    with open_output(Path(folder) / MANIFEST) as file:
-        json.dump(manifest, file, indent=1)
+    partial = Path(folder) / f"{MANIFEST}.partial"
+    partial.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    os.replace(partial, Path(folder) / MANIFEST)
 
 
 def sums_of(files: dict[str, Path]) -> dict[str, str]:

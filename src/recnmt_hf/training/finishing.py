@@ -156,12 +156,12 @@ def test(plan: Plan, folder: Path) -> dict[str, Any]:
         seen = wanted.intersection(folded(pair.source) for pair in load_pairs(data.train, *languages, on_empty))
     for name, corpora in plan.tests.items():
         (sources, references), scorer = sets[name], plan.scorer_of(name)
-        rows: list[Any] = []  # tag and languages of each segment
+        starts: list[Any] = []  # tag and languages of each segment
         for corpus in corpora:
             codes = tuple(corpus.language_columns(*languages, translator.tokenizers).values())
-            rows += [(corpus.target_tag or "", codes) for _ in corpus.rows(*languages, on_empty, references=True)]
+            starts += [(corpus.target_tag or "", codes) for _ in corpus.rows(*languages, on_empty, references=True)]
         segments = sources, references, languages[1], options, scorer, map(stated, corpora)
-        score, texts, line = test_model(translator, name, *segments, *zip(*rows, strict=True))
+        score, texts, line = test_model(translator, name, *segments, starts)
         write_lines(folder.parent / f"{FINAL}-{name}.{languages[1]}", texts)
         logger.info(line)
         if seen is not None:

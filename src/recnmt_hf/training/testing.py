@@ -45,18 +45,17 @@ def validation_options(decoding: Mapping[str, Any], beams: int) -> DecodingOptio
 def translate_segments(
     translator: Translator,
     sources: Sequence[Any],
-    prefixes: Sequence[str],
-    languages: Sequence[tuple[str | None, ...]],
+    starts: Sequence[tuple[str, tuple[str | None, ...]]],
     options: DecodingOptions,
     warn_short: bool = False,
 ) -> list[str]:
-    """Return translations of one line each, from segments with prefixes and, for some models, codes of languages."""
+    """Return translations of one line each; `starts` has the prefix of each, and its languages' codes or none."""
     texts = [""] * len(sources)
-    for codes in dict.fromkeys(languages):
-        rows = [row for row, own in enumerate(languages) if own == codes]
+    for codes in dict.fromkeys(codes for _, codes in starts):
+        rows = [row for row, (_, own) in enumerate(starts) if own == codes]
         names: dict[str, Any] = dict(zip(("source_lang", "target_lang"), codes, strict=False))
         own = replace(options, split_sentences="never", **names)  # splitting would make scores incomparable
-        segments = [sources[row] for row in rows], own, [prefixes[row] for row in rows]
+        segments = [sources[row] for row in rows], own, [starts[row][0] for row in rows]
         results = translator.translate(*segments, scores=False, warn_short=warn_short)
         for row, result in zip(rows, results, strict=True):
             texts[row] = on_one_line(result.text)
@@ -72,15 +71,14 @@ def test_model(
     options: DecodingOptions,
     scorer: TextScorer,
     dataset: Iterable[Mapping[str, Any]] = (),
-    prefixes: Sequence[str] = (),
-    languages: Sequence[tuple[str | None, ...]] = (),
+    starts: Sequence[tuple[str, tuple[str | None, ...]]] = (),
 ) -> tuple[TestScore, list[str], str]:
     """Translate and score a test set of `dataset`, its corpora; return score, translations and a line to print."""
-    prefixes, languages = prefixes or [""] * len(sources), languages or [()] * len(sources)
-    texts = translate_segments(translator, sources, prefixes, languages, options, scorer.metric != "rouge")
+    starts = starts or [("", ())] * len(sources)
+    texts = translate_segments(translator, sources, starts, options, scorer.metric != "rouge")
     scores = scorer.scores(texts, references)
     faults = [*suspicions(texts, references, list(map(str, sources)))]
-    if not any(languages):
+    if not any(codes for _, codes in starts):
         codec, extra = translator.codec, options.max_length_extra
         limits = [options.max_length_factor * len(codec.encode_source(source)) + extra for source in sources]
         pairs = zip(references[0], limits, strict=True)
@@ -178,8 +176,8 @@ def sample_scores(trainer: Any, dataset: Dataset) -> dict[str, MetricScore]:
     tags, references = zip(*(split_tags(text, trainer.tokenizers.target) for text in sample["target"][:]), strict=True)
     codes = [sample[name][:] for name in ("source_lang", "target_lang") if name in sample.column_names]
     languages: Any = list(zip(*codes, strict=True)) or [()] * len(sample)
-    texts, prefixes, codes = ([column[i] for i in own] for column in (sources, tags, languages))
-    translations = translate_segments(translator, texts, prefixes, codes, trainer.validation_options)
+    texts, starts = [sources[i] for i in own], [(tags[i], languages[i]) for i in own]
+    translations = translate_segments(translator, texts, starts, trainer.validation_options)
     pairs = list(zip(own, translations, strict=True))
     pairs = sorted(gather_object(pairs)) if world > 1 else pairs
     return trainer.args.scorer.scores([text for _, text in pairs], references)
