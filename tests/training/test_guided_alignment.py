@@ -174,8 +174,7 @@ def test_loss_and_gradient_are_those_of_the_slow_reference(prefix):
     batch, links = example()
     settings = {"smoothing": 0.1, "num_items_in_batch": 11}
     losses, gradients = [], []
-    is_recurrent = prefix == "RNMT"
-    layer, head = (0, 0) if is_recurrent else (0, 3)
+    layer, head = 0, 0 if prefix == "RNMT" else 3
     for guided in (False, True):
         model = build(prefix).train()
         if guided:
@@ -209,8 +208,6 @@ def test_weights_are_those_before_dropout():
     totals = []
     for dropout in (0.0, 0.9):
         model = build("NMTTransformer", decoder_layers=1, attention_dropout=dropout)
-        model.model.encoder.eval()
-        model.model.decoder.layers[0].self_attn.eval()
         guide = AlignmentGuide(model.train(), GuidedAlignment())
         model.model.encoder.eval()
         model.model.decoder.layers[0].self_attn.eval()

@@ -260,21 +260,8 @@ def test_warm_start_from_a_recipe(tmp_path, capsys):
         train(Recipe(**warm), tmp_path / "another")
 
 
-def launch(folder, *more):
-    """Training in two processes by the recipe beside the folder."""
-    script = folder.parent / "program.py"
-    script.write_text(
-        "import sys, json\n"
-        "from accelerate import PartialState\n"
-        "from recnmt_hf import Recipe, train\n"
-        "train(Recipe(**json.load(open(sys.argv[1]))), sys.argv[2], resume='resume' in sys.argv)\n"
-        "PartialState().destroy_process_group()"  # together: a process that outlives the group's first may abort
-    )
-    return launched(script, folder.parent / "recipe.json", folder, *more)
-
-
 @pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path):
+def test_two_processes_train_as_one(tmp_path, repository):
     """
     The same batches on two processes and on one with accumulation: the same weights, dropout off (and batch norm, whose
     statistics are each process's own).
@@ -283,7 +270,7 @@ def test_two_processes_train_as_one(tmp_path):
     off = {"dropout": 0.0, "readout_dropout": 0.0, "relation_batch_norm": False}
     plan["model"] = {**RNMT, "fields": {**RNMT["fields"], **off}}
     (tmp_path / "recipe.json").write_text(json.dumps(plan))
-    output_of(launch(tmp_path / "two"))
+    output_of(launched(repository / "scripts/train.py", tmp_path / "recipe.json", "--output", tmp_path / "two"))
     plan["training"]["gradient_accumulation_steps"] = 2
     made = TranslationTrainer.token_sampler
 
