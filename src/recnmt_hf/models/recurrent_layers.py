@@ -228,13 +228,14 @@ class CachedRecurrence(nn.Module):
     def __init__(self, cell: str | Callable[[int, int], Any], input_size: int, hidden_size: int):
         super().__init__()
         self.rnn = build_recurrent_layer(cell, input_size, hidden_size)
+        self.state_names = self.rnn.state_names  # adapters replace the layer
 
     def forward(self, inputs: Tensor, attention_mask: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """
         Return the states `(batch_size, length, hidden_size)` of new words `(batch_size, length, input_size)` with a
         mask `(batch_size, seen + length)`.
         """
-        layer, names = recurrent_layer(cache), self.rnn.state_names
+        layer, names = recurrent_layer(cache), self.state_names
         initial: list[Tensor] = []
         if layer is not None and layer.states.get(names[0]) is not None:
             initial = [layer.states[name] for name in names]
