@@ -9,7 +9,7 @@ import torch
 from ..data.text import tsv
 from ..inference.translator import Translator
 from . import plots
-from .sentences import cells, check_index, lacks, run_pair, token_names
+from .sentences import cells, check_index, require, run_pair, token_names
 
 
 @dataclass
@@ -27,9 +27,9 @@ class GlobalState:
 def global_state(translator: Translator, sentence: str, translation: str | None = None) -> GlobalState:
     """Compute the global state of a sentence and a translation (default: the model's own); `UserError` without one."""
     config = translator.inspected_model().config
-    if not getattr(config, "use_global_state", False) or not (config.global_capsule or config.global_gate):
-        remedy = "Use a gret with use_global_state=true and global_capsule or global_gate."
-        raise lacks(config, "capsules and no gate of a global state", remedy)
+    has = getattr(config, "use_global_state", False) and (config.global_capsule or config.global_gate)
+    remedy = "Use a gret with use_global_state=true and global_capsule or global_gate."
+    require(has, translator, "capsules and no gate of a global state", remedy)
     outputs, source, target = run_pair(translator, sentence, translation)
 
     def stacked(layers: tuple[torch.Tensor, ...] | None) -> np.ndarray | None:

@@ -8,7 +8,7 @@ import numpy as np
 from ..data.text import tsv
 from ..inference.translator import Translator
 from . import plots
-from .sentences import DIRECTIONS, cells, check_index, lacks, run_encoder
+from .sentences import DIRECTIONS, cells, check_index, require, run_encoder
 
 
 @dataclass
@@ -23,10 +23,9 @@ class RecurrenceAttention:
 def recurrence_attention(translator: Translator, sentence: str, layer: int = 0) -> RecurrenceAttention:
     """Return the attention of the steps in a layer of a BiARN's recurrence encoder; `UserError` if there is none."""
     encoded, tokens = run_encoder(translator, sentence)
-    attentions = getattr(encoded, "recurrence_attentions", None)
-    if attentions is None:
-        remedy = 'Use a biarn_transformer with recurrence_encoder_type "biarn" or "arn".'
-        raise lacks(translator.inspected_model().config, "attentive recurrence", remedy)
+    attentions: Any = getattr(encoded, "recurrence_attentions", None)
+    remedy = 'Use a biarn_transformer with recurrence_encoder_type "biarn" or "arn".'
+    require(attentions is not None, translator, "attentive recurrence", remedy)
     check_index("layer", layer, len(attentions))
     weights = attentions[layer][0].float().cpu().numpy()
     if layer:

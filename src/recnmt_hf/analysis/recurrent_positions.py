@@ -11,7 +11,7 @@ from ..data.text import tsv
 from ..inference.backends.torch_model import shift_right
 from ..inference.translator import Translator
 from . import plots
-from .sentences import cells, lacks, run_pair, token_names
+from .sentences import cells, require, run_pair, token_names
 
 
 @dataclass
@@ -60,9 +60,8 @@ def recurrent_positions(translator: Translator, sentence: str, translation: str 
             table = stack.embed_input.embed_positions
             absolute = None if table is None else cosines(table(len(tokens)))
             sides.append(SidePositions(side, tokens, cosines(vectors[0][0]), absolute))
-    if not sides:
-        remedy = "Use an rpe_transformer with rpe_encoder or rpe_decoder, an rpe_type, and rpe_dim above 0."
-        raise lacks(model.config, "recurrent positional embeddings", remedy)
+    remedy = "Use an rpe_transformer with rpe_encoder or rpe_decoder, an rpe_type, and rpe_dim above 0."
+    require(sides, translator, "recurrent positional embeddings", remedy)
     return sides
 
 

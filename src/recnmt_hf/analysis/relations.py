@@ -7,7 +7,7 @@ import numpy as np
 from ..data.text import tsv
 from ..inference.translator import Translator
 from . import plots
-from .sentences import cells, check_index, lacks, run_encoder
+from .sentences import cells, check_index, require, run_encoder
 
 
 def relation_scores(translator: Translator, sentence: str, layer: int = 0) -> tuple[list[str], np.ndarray]:
@@ -17,8 +17,8 @@ def relation_scores(translator: Translator, sentence: str, layer: int = 0) -> tu
     relation layers or no such layer, or the sentence is blank.
     """
     encoded, tokens = run_encoder(translator, sentence)
-    if not (scores := getattr(encoded, "relation_scores", None)):
-        raise lacks(translator.inspected_model().config, "relation layers (relation_layers=0)", "Pass an RNMT.")
+    scores = getattr(encoded, "relation_scores", None) or ()
+    require(scores, translator, "relation layers (relation_layers=0)", "Pass an RNMT.")
     check_index("layer", layer, len(scores))
     return tokens, scores[layer][0].float().cpu().numpy()
 

@@ -17,9 +17,11 @@ from ..options import Range, check_value
 DIRECTIONS = ("forward", "backward")  # of a recurrence, in this order
 
 
-def lacks(config: Any, what: str, remedy: str) -> UserError:
-    """Return the error for a model without the mechanism to inspect."""
-    return UserError(f"The {short_repr(config.model_type)} model has no {what}. {remedy}")
+def require(has: Any, translator: Translator, what: str, remedy: str) -> None:
+    """Raise `UserError` for a model that does not have the mechanism to inspect."""
+    if not has:
+        model_type = short_repr(translator.inspected_model().config.model_type)
+        raise UserError(f"The {model_type} model has no {what}. {remedy}")
 
 
 def check_not_blank(name: str, text: str) -> None:

@@ -11,7 +11,7 @@ from ..data.text import tsv
 from ..inference.translator import Translator
 from ..options import check_value
 from . import plots
-from .sentences import DIRECTIONS, cells, check_index, lacks, run_encoder
+from .sentences import DIRECTIONS, cells, check_index, require, run_encoder
 
 
 Tree = int | tuple[Any, Any]  # a leaf is the index of a token; any other node is a pair of trees
@@ -69,9 +69,8 @@ def nodes(tree: Tree) -> list[tuple[float, int, list[float]]]:
 
 def syntactic_distances(translator: Translator, sentence: str) -> SyntacticDistances:
     """Encode a sentence with an onlstm_transformer and return the distances; `UserError` without ON-LSTM layers."""
-    config = translator.inspected_model().config
-    if "onlstm" not in getattr(config, "encoder_layer_types", ()):
-        raise lacks(config, "ON-LSTM layers", 'Use one with "onlstm" in encoder_layer_types.')
+    has = "onlstm" in getattr(translator.inspected_model().config, "encoder_layer_types", ())
+    require(has, translator, "ON-LSTM layers", 'Use one with "onlstm" in encoder_layer_types.')
     encoded, tokens = run_encoder(translator, sentence)
     layers = torch.stack([layer[0] for layer in encoded.master_gate_distances]).float().cpu().numpy()
     return SyntacticDistances(tokens, layers)

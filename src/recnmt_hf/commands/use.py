@@ -103,11 +103,9 @@ def read_translated(path: str) -> list[tuple[str, list[Any]]]:
         place = f"{path}, line {number}"
         try:
             record = json.loads(line)
-            source, tokens, parts = str(record["source"]), list(record["tokens"]), record.get("parts", 1)
+            source, tokens = str(record["source"]), list(record["tokens"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{place} is not an object with source and tokens ({error}).", field=place) from error
-        if parts != 1:
-            raise UserError(f"{place} {SEVERAL}", field=place)
         pairs.append((check_text(source, f"{place}: source"), tokens))
     return pairs
 

@@ -65,19 +65,21 @@ def find_code(code: str, known: Collection[str]) -> str | None:
 
 def known_code(code: str, known: Collection[str], field: str) -> str:
     """Return a code as a tokenizer writes it; `UserError` if it is not known."""
-    if (found := find_code(code, known)) is None:
-        raise unknown_language(field, code, known)
-    return found
+    found = find_code(code, known)
+    require_language(found is not None, field, code, known)
+    return found or code
 
 
-def unknown_language(field: str, code: str, known: Iterable[str]) -> UserError:
-    """Return the error for a code that a model does not know, with the nearest known ones."""
+def require_language(is_known: bool, field: str, code: str, known: Iterable[str]) -> None:
+    """Raise `UserError` for a code that a model does not know, with the nearest known ones."""
+    if is_known:
+        return
 
     def nearness(other: str) -> tuple[bool, float]:
         return main_language(other) == main_language(code), difflib.SequenceMatcher(None, code, other).ratio()
 
     codes = list_names(sorted(sorted(known), key=nearness, reverse=True), MOST_CODES)
-    return UserError(f"{field}={short_repr(code)} is not a language of this model. Use {codes}.", field=field)
+    raise UserError(f"{field}={short_repr(code)} is not a language of this model. Use {codes}.", field=field)
 
 
 def language_ids(tokenizer: Any) -> dict[str, int]:

@@ -105,14 +105,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def load_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of prepared data. `UserError` if there is none, or it is damaged."""
     manifest = read_signed(folder / MANIFEST)
-    if manifest is None or manifest.get("format") != FORMAT:
-        raise altered(folder / MANIFEST)
-    return manifest
+    check_intact(manifest is not None and manifest.get("format") == FORMAT, folder / MANIFEST)
+    return manifest or {}
 
 
-def altered(path: Path) -> UserError:
-    """Return the error for a file of prepared data that is missing or has another size or checksum."""
-    return UserError(f"{path} is missing, unfinished or altered. Run recnmt prepare again.", field=path)
+def check_intact(is_intact: bool, path: Path) -> None:
+    """Raise `UserError` for a file of prepared data that is missing or has another size or checksum."""
+    if not is_intact:
+        raise UserError(f"{path} is missing, unfinished or altered. Run recnmt prepare again.", field=path)
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,7 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
         self.paths = [Path(folder) / SHARDS / f"{record.name}{SHARD}" for record in self.shards]
         self.firsts = list(accumulate((record.pairs for record in self.shards), initial=0))
         for path, record in zip(self.paths, self.shards, strict=True):
-            if path.stat().st_size != record.bytes:
-                raise altered(path)
+            check_intact(path.stat().st_size == record.bytes, path)
         self.columns = self.column_names = list(open_table(self.paths[0]).schema.names)
         self.open_shards: OrderedDict[int, Columns] = OrderedDict()
         self.most_open = 1
@@ -196,8 +195,7 @@ class ShardedDataset(Dataset[dict[str, list[int]]]):
     def open(self, number: int) -> Columns:
         """Return the columns of a shard; of more than `most_open` the one that was unused the longest is closed."""
         if number not in self.open_shards:
-            if digest_of_file(self.paths[number]) != self.shards[number].sha256:
-                raise altered(self.paths[number])
+            check_intact(digest_of_file(self.paths[number]) == self.shards[number].sha256, self.paths[number])
             self.open_shards[number] = open_columns(self.paths[number])
             while len(self.open_shards) > self.most_open:
                 self.open_shards.popitem(last=False)

@@ -18,8 +18,8 @@ from ..data.languages import (
     language_ids,
     list_names,
     main_language,
+    require_language,
     same,
-    unknown_language,
 )
 from ..data.records import Tokens
 from ..data.tokenizer_pair import TokenizerPair
@@ -91,8 +91,9 @@ class Languages:
             known = self.named_codes(side)
             if side == "source":  # longer codes may be those of a group of languages (`mul`, `ROMANCE`)
                 known = [one for one in known if len(main_language(one)) == 2] or [code or ""]
-            if code is not None and main_language(code) not in map(main_language, known):
-                raise unknown_language(f"{side}_lang", code, known or ["none is recorded"])
+            if code is not None:
+                is_known = main_language(code) in map(main_language, known)
+                require_language(is_known, f"{side}_lang", code, known or ["none is recorded"])
         first = setting(self.model, "forced_bos_token_id") if forced is None else forced
         source = source or self.task.source_lang or getattr(self.tokenizers.source, "source_lang", None)
         return Direction(source, target, *self.frame, given=() if first is None else (first,))
@@ -162,8 +163,8 @@ class TagLanguages(Languages):
 
     def direction(self, source: str | None, target: str | None, forced: int | None = None) -> Direction:
         code = None if target is None else find_code(target, self.ids)
-        if target is not None and code is None and target not in self.named_codes("target"):
-            raise unknown_language("target_lang", target, self.ids)
+        is_known = target is None or code is not None or target in self.named_codes("target")
+        require_language(is_known, "target_lang", target or "", self.ids)
         direction = super().direction(source, None, forced)
         return direction if code is None else replace(direction, target=code, tags=(self.ids[code],))
 
@@ -193,10 +194,10 @@ class TaskLanguages(Languages):
         if target is None:
             return direction
         pairs = [pair for pair in self.prefixes if same(pair[1], target) and (not source or same(pair[0], source))]
-        if len(pairs) != 1:
-            field = "target_lang" if source is None else "source_lang to target_lang"
-            known = [" to ".join(pair) for pair in self.prefixes]
-            raise unknown_language(field, target if source is None else f"{source} to {target}", known)
+        field, name = "target_lang", target
+        if source is not None:
+            field, name = "source_lang to target_lang", f"{source} to {target}"
+        require_language(len(pairs) == 1, field, name, map(" to ".join, self.prefixes))
         ((source, target),) = pairs
         return replace(direction, source=source, target=target, instruction=self.prefixes[source, target])
 

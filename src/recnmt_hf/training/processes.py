@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -61,14 +61,11 @@ class Processes:
         if self.waiting is None:
             return work()
         answer: list[Any] = [False, None]
-        if self.is_main:
-            try:
+        try:
+            if self.is_main:
                 answer = [True, work()]
-            except BaseException:
-                with suppress(Exception):
-                    dist.broadcast_object_list(answer, src=0, group=self.waiting)
-                raise
-        dist.broadcast_object_list(answer, src=0, group=self.waiting)
+        finally:  # the others must not wait for work that failed
+            dist.broadcast_object_list(answer, src=0, group=self.waiting)
         succeeded, result = answer
         if not succeeded:
             time.sleep(1)  # a launcher ends all processes once one has ended; the first one prints its error before
