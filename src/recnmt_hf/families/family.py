@@ -86,14 +86,17 @@ class PaperTable:
         """Return the row of a model, or `None`."""
         return next((row for row in self.rows if row.system == system), None)
 
+    def differences(self, row: PaperRow) -> tuple[float, ...]:
+        """Return the scores of a row minus those of the first row."""
+        return tuple(round(score - base, 2) for score, base in zip(row.scores, self.baseline.scores, strict=True))
+
     def texts(self, system: str) -> tuple[str, str]:
         """Return scores and differences to the first row as text; empty for a model that is not in the table."""
         row = self.row(system)
         if row is None:
             return "", ""
         digits = next(n for n in (0, 1, 2) if n == 2 or all(round(x, n) == x for row in self.rows for x in row.scores))
-        differences = [round(x - base, 2) for x, base in zip(row.scores, self.baseline.scores, strict=True)]
-        of_row = "" if row is self.baseline else " / ".join(f"{x:+.{digits}f}" for x in differences)
+        of_row = "" if row is self.baseline else " / ".join(f"{x:+.{digits}f}" for x in self.differences(row))
         return " / ".join(f"{score:.{digits}f}" for score in row.scores), of_row
 
 

@@ -137,13 +137,19 @@ class TranslationWarnings:
         self.translations += len(translations)
         self.short += [first + i for i, translation in enumerate(translations) if is_far_too_short(translation)]
 
+    def unknown_tokens(self) -> str:
+        """Return the warning of unknown tokens; empty if their share is at most 1%."""
+        if self.unknown <= UNKNOWN_SHARE * self.tokens:
+            return ""
+        return (
+            f"{100 * self.unknown / self.tokens:.1f}% of the source tokens are unknown to the tokenizer, and the model "
+            "cannot distinguish them. Use a model whose tokenizer covers this language and script."
+        )
+
     def log(self) -> None:
-        """Log a warning of unknown tokens if their share is above 1%, and one of short translations."""
-        if self.unknown > UNKNOWN_SHARE * self.tokens:
-            logger.warning_once(
-                f"{100 * self.unknown / self.tokens:.1f}% of the source tokens are unknown to the tokenizer, and the "
-                "model cannot distinguish them. Use a model whose tokenizer covers this language and script."
-            )
+        """Log both warnings."""
+        if warning := self.unknown_tokens():
+            logger.warning_once(warning)
         if self.short:
             numbers = ", ".join(map(str, self.short[:MOST_NUMBERS])) + ", ..." * (len(self.short) > MOST_NUMBERS)
             logger.warning(
