@@ -17,6 +17,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -81,7 +82,7 @@ def write_random_shards(folder: Path, pairs: int) -> None:
             for name, side in zip(("input_ids", "labels"), lengths, strict=True)
         }
         record = ShardRecord(f"000-{number:06d}", 0, SHARD, SHARD)
-        record.save(pa.table(columns), folder / SHARDS / f"{record.name}.arrow")
+        record.save(pa.table(columns), folder / SHARDS / f"{record.name}.arrow", [SimpleNamespace(unk_token_id=3)] * 2)
         records.append(asdict(record))
     manifest = {
         "format": FORMAT,

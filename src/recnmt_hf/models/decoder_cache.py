@@ -218,6 +218,9 @@ class RecurrentStates:
         super().reset()  # type: ignore[misc]  # of a cache layer
         self.start_states(self.recording)
 
+    def get_state(self, name: str = "state") -> Tensor | None:
+        return self.states.get(name)
+
     def update_states(self, **new_states: Tensor) -> None:
         """Append steps; each tensor is `(batch_size, steps, ...)`."""
         for name, steps in new_states.items():

@@ -143,7 +143,7 @@ class SimplerSimpleRecurrentUnit(nn.Module):
             padding = attention_mask[:, :, None] == 0
             forget, value = forget.masked_fill(padding, 1.0), value.masked_fill(padding, 0.0)
         layer = recurrent_layer(cache, self.layer_idx)
-        memory = None if layer is None else layer.states.get("ssru_memory")
+        memory = None if layer is None else layer.get_state("ssru_memory")
         memories = linear_scan(forget, value, torch.zeros_like(value[:, 0]) if memory is None else memory)[0]
         if layer is not None:
             layer.update_states(ssru_memory=memories)
@@ -190,7 +190,7 @@ class AverageAttention(nn.Module):
         sums, counts = wide.cumsum(dim=1), counted.cumsum(dim=1)
         layer = recurrent_layer(cache, self.layer_idx)
         if layer is not None:
-            earlier_sum, earlier_count = layer.states.get("aan_sum"), layer.states.get("aan_count")
+            earlier_sum, earlier_count = layer.get_state("aan_sum"), layer.get_state("aan_count")
             if earlier_sum is not None and earlier_count is not None:
                 sums, counts = sums + earlier_sum[:, None], counts + earlier_count[:, None]
             layer.update_states(aan_sum=sums, aan_count=counts)

@@ -505,7 +505,7 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
         what `project_memory` returns. Return states, read-out, and the further results of the recurrence.
         """
         layer, rows = recurrent_layer(cache), words.shape[0]
-        state = None if layer is None else layer.states.get("state")
+        state = None if layer is None else layer.get_state()
         if state is None:  # s_0 = tanh(W_init mean_i h_i + b)
             state = torch.tanh(self.initial_state(masked_mean(memory.states, memory.token_mask)))
             state = spread_over_beams(state, rows)

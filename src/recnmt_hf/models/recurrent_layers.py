@@ -237,7 +237,7 @@ class CachedRecurrence(nn.Module):
         """
         layer, names = recurrent_layer(cache), self.state_names
         initial: list[Tensor] = []
-        if layer is not None and layer.states.get(names[0]) is not None:
+        if layer is not None and layer.get_state(names[0]) is not None:
             initial = [layer.states[name] for name in names]
         if attention_mask is not None:
             attention_mask = attention_mask[:, -inputs.shape[1] :]
