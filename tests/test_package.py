@@ -19,7 +19,7 @@ from recnmt_hf.families import FAMILIES
 
 # Most lines of each package, and of all others together.
 BUDGET = {
-    **{"models": 9900, "training": 3350, "data": 3400, "inference": 3200, "hub": 1925, "commands": 1550},
+    **{"models": 9900, "training": 3375, "data": 3400, "inference": 3200, "hub": 1925, "commands": 1550},
     "others": 3750,
 }
 # The packages that each package may import.

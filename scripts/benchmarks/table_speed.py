@@ -39,7 +39,7 @@ from recnmt_hf.inference.devices import keep_freed_memory
 from recnmt_hf.inference.options import DecodingOptions
 from recnmt_hf.inference.translator import Translator
 from recnmt_hf.options import MOST_BEAMS, MOST_TOKENS
-from recnmt_hf.training.building import ModelSection, stage_configs
+from recnmt_hf.training.building import Architecture, stage_configs
 from recnmt_hf.training.evidence import EVIDENCE, Evidence, hardware, versions
 
 
@@ -75,7 +75,7 @@ def read_tokenizers(folder: str, evidence: Evidence) -> TokenizerPair:
 
 def build_models(evidence: Evidence, tokenizers: TokenizerPair) -> list[Any]:
     """Return the model of a run's recipe with random weights; for two stages, after that of the first one."""
-    section, stages = ModelSection(**evidence.recipe["model"]), has_two_stages(evidence)
+    section, stages = Architecture(**evidence.recipe["model"]), has_two_stages(evidence)
     return list(map(AutoModelForSeq2SeqLM.from_config, stage_configs(section, tokenizers, stages)))
 
 

@@ -49,7 +49,7 @@ def on_one_line(text: str) -> str:
 def encode_plain(
     tokenizer: PreTrainedTokenizerBase, text: str | Sequence[str], is_target: bool = False, **kwargs: Any
 ) -> BatchEncoding:
-    """Encode texts (with `is_target` translations) without truncation; `</s>` in a text is ordinary characters."""
+    """Encode texts, or translations (`is_target`), without truncation; `</s>` in them is ordinary text."""
     texts = {"text_target": text} if is_target else {"text": text}
     return tokenizer(**texts, truncation=False, verbose=False, split_special_tokens=True, **kwargs)
 

@@ -12,7 +12,7 @@ from user_errors import rejects
 
 from recnmt_hf.hub.card import write_card
 from recnmt_hf.inference import Translator
-from recnmt_hf.training.building import ModelSection, build_config
+from recnmt_hf.training.building import Architecture, build_config
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
 
@@ -52,8 +52,8 @@ def test_a_recipe_trains_the_class_that_it_names(folder):
     assert type(AutoModelForSeq2SeqLM.from_pretrained(folder)) is own
     assert type(Translator.from_pretrained(folder).model) is own
     # Once it is registered, its model_type names it too.
-    assert type(build_config(ModelSection("mean_transformer"))) is own.config_class
-    assert type(build_config(ModelSection(NAME.replace(":", ".")))) is own.config_class
+    assert type(build_config(Architecture("mean_transformer"))) is own.config_class
+    assert type(build_config(Architecture(NAME.replace(":", ".")))) is own.config_class
 
 
 OWN_CLASSES = """

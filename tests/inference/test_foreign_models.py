@@ -21,7 +21,7 @@ from recnmt_hf.data.tokenizer_pair import TokenizerPair
 from recnmt_hf.inference import DecodingOptions, Translator, search
 from recnmt_hf.inference.model_settings import start_id
 from recnmt_hf.inference.options import decoding_options
-from recnmt_hf.training.building import ModelSection, stage_configs
+from recnmt_hf.training.building import Architecture, stage_configs
 from recnmt_hf.training.trainer import TranslationTrainer
 
 
@@ -406,7 +406,7 @@ def test_training_begins_with_the_tokens_of_translations(zoo, sentences, name, i
     model = zoo[name].model
     if is_own:
         tokenizers = TokenizerPair(tokenizer)
-        model = AutoModelForSeq2SeqLM.from_config(stage_configs(ModelSection(preset="tiny"), tokenizers)[0])
+        model = AutoModelForSeq2SeqLM.from_config(stage_configs(Architecture(preset="tiny"), tokenizers)[0])
     (tmp_path / "a.tsv").write_text(f"{sentences[0]}\t{sentences[1]}\n")
     data = recnmt_hf.data.prepare_dataset(
         {"tsv": tmp_path / "a.tsv"}, source, target, tokenizer, tokenizer, tmp_path / "data"

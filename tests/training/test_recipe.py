@@ -3,6 +3,7 @@
 import math
 import os
 from contextlib import nullcontext
+from dataclasses import is_dataclass
 from typing import get_origin
 
 import pytest
@@ -204,6 +205,27 @@ def test_direction_of_a_metric(tmp_path):
         assert found is (metric in ("eval_bleu", "something"))
         with rejects(field="greater_is_better") if metric != "something" else nullcontext():
             TranslationTrainingArguments(**settings, metric_for_best_model=metric, greater_is_better=not found)
+
+
+def test_no_part_of_a_plan_is_a_section(tmp_path):
+    """The run never sees a recipe. (Options of decoding and of guided alignment are frozen values.)"""
+    kinds = (
+        Recipe,
+        sections.TrainingSection,
+        *(type(getattr(Recipe(), name)) for name in ("model", "data", "tokenizer", "average")),
+    )
+
+    def parts(value):
+        yield value
+        inner = list(vars(value).values()) if is_dataclass(value) else []
+        inner += [*value.values()] if isinstance(value, dict) else [*value] if isinstance(value, (list, tuple)) else []
+        for one in inner:
+            yield from parts(one)
+
+    plan = Plan.of(
+        Recipe(test={"one": {"generated": "test"}}, training={"baseline_steps": 2, "max_steps": 4}), tmp_path
+    )
+    assert not [one for one in parts(plan) if isinstance(one, kinds)]
 
 
 # Changes to a small recipe that runs, and the field of their error, before anything is written.

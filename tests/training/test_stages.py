@@ -14,7 +14,7 @@ from user_errors import rejects
 from recnmt_hf.families import FAMILIES
 from recnmt_hf.models.configuration_nmt_transformer import NMTTransformerConfig
 from recnmt_hf.models.modeling_nmt_transformer import NMTTransformerForConditionalGeneration
-from recnmt_hf.training.building import ModelSection, build_config, with_fields_of
+from recnmt_hf.training.building import Architecture, build_config, with_fields_of
 from recnmt_hf.training.checkpoints import checkpoints_in, state_of
 from recnmt_hf.training.run import train
 
@@ -187,7 +187,7 @@ def test_a_baseline_changes_no_preset(family, tmp_path):
     """What a trained baseline of the same preset gives is what the variant has; RNNsearch leaves RNMT's relations."""
     config_class = FAMILIES[family].load_class("Config")
     for preset in config_class.presets:
-        section = ModelSection(family, preset)
+        section = Architecture(family, preset)
         own = build_config(section)
         own.save_pretrained(tmp_path / "own")
         (own.baseline() or own).save_pretrained(tmp_path / "baseline")
@@ -197,7 +197,7 @@ def test_a_baseline_changes_no_preset(family, tmp_path):
     if "rnmt" in family:
         search = FAMILIES["rnmt"].load_class("Config").from_preset("tiny", decoder_type="rnnsearch", relation_layers=0)
         search.save_pretrained(tmp_path / "search")
-        section = ModelSection(family, "tiny")
+        section = Architecture(family, "tiny")
         found = build_config(with_fields_of(tmp_path / "search", section))
         assert found.fields_of(config_class) == build_config(section).fields_of(config_class)
 

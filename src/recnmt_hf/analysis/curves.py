@@ -15,7 +15,7 @@ Curve = Sequence[Mapping[str, Any]]
 
 
 def curve_of_run(path: str | Path) -> Curve:
-    """Return the curve of a run from its newest checkpoint, or from its finished model; `UserError` without any."""
+    """Return the curve of a run from its newest checkpoint or its finished model; `UserError` if it has neither."""
     path = Path(path)
     newest = newest_checkpoint(path) or newest_checkpoint(path / BASELINE)
     curve: Curve = curve_of(state_of(newest).get("log_history", [])) if newest is not None else []

@@ -25,7 +25,7 @@ class GlobalState:
 
 
 def global_state(translator: Translator, sentence: str, translation: str | None = None) -> GlobalState:
-    """Compute the global state of a sentence and a translation (default: the model's own); `UserError` without one."""
+    """Compute the global state of a sentence and a translation (default: the model's own), or raise `UserError`."""
     config = translator.inspected_model().config
     has = getattr(config, "use_global_state", False) and (config.global_capsule or config.global_gate)
     remedy = "Use a gret with use_global_state=true and global_capsule or global_gate."

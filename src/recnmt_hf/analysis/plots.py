@@ -95,7 +95,7 @@ def check_picture(path: str | Path) -> Path:
 
 @contextmanager
 def canvas(path: str | Path, width: float, height: float, title: str = "") -> Iterator[Figure]:
-    """Give a figure of a size in inches, and write it to a file at the end; reject sizes that need much memory."""
+    """Yield a figure of a size in inches, and write it to a file at the end; reject sizes that need much memory."""
     path = check_picture(path)
     if width * height > LARGEST_AREA:
         raise UserError(f"The picture {path} would be too large.", field=path)

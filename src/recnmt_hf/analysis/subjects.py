@@ -19,7 +19,7 @@ def load_function(subject: Subject) -> Callable[..., str]:
 
 
 def find_subject(config: Any, name: str | None = None) -> Subject:
-    """Return the subject of a name, or else that of the family from which a model's configuration derives."""
+    """Return the subject with a name, or that of the family from which a model's configuration derives."""
     if name is not None:
         return next(subject for subject in SUBJECTS.values() if subject.name == name)
     for base in type(config).__mro__:

@@ -127,7 +127,7 @@ class BatchLimits:
         return max(count, 1)
 
     def cut(self, keys: np.ndarray, counts: np.ndarray) -> list[int]:
-        """Return the ends of batches of sorted sentences, from [`combined`] lengths and count of each run of equals."""
+        """Return the ends of batches of sorted sentences, from [`combined`] lengths and how often each occurs."""
         ends: list[int] = []
         firsts = np.cumsum([0, *counts]).tolist()
         sources, targets = (keys >> 32).tolist(), (keys & (2**32 - 1)).tolist()

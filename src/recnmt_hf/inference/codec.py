@@ -171,7 +171,7 @@ class Codec:
     def encode_target(
         self, target: str | Sequence[int], direction: Direction | None = None, place: str = "The translation"
     ) -> Tokens:
-        """Return the tokens of a translation: a text's with an end token, ids as they are; reject unknown ids."""
+        """Return the tokens of a translation: text gets an end token, ids stay as they are; reject unknown ids."""
         direction, adds = direction or self.direction(), not self.languages.names_targets
         if isinstance(target, str):
             ids = encode_text(self.tokenizers.target, check_text(target, place), adds, adds)

@@ -35,7 +35,7 @@ def resolve_device(device: Device = None) -> torch.device:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed blocks: clearing their pages anew takes a quarter of a small model's training step."""
+    """Let glibc keep freed memory: getting it anew takes a quarter of a small model's training step."""
     trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD and M_MMAP_MAX of malloc.h
     with suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
@@ -156,7 +156,7 @@ def add_step_layers(recurrence: Any) -> None:
 
 
 class Int8RecurrentLayer(nn.Module):
-    """A [`RecurrentLayer`] with its input matmul in int8; the recurrent one would add up errors: RNMT lost 0.7 BLEU."""
+    """A [`RecurrentLayer`] whose input matmul is in int8. In the recurrent one errors add up: RNMT lost 0.7 BLEU."""
 
     def __init__(self, layer: RecurrentLayer):
         super().__init__()

@@ -165,7 +165,7 @@ def check_generate(settings: Mapping[str, Any], beams: int) -> dict[str, Any]:
 
 
 def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate transformers' names of options into fields of [`DecodingOptions`]; reject unknown and repeated ones."""
+    """Convert transformers' names of options to fields of [`DecodingOptions`]; reject unknown and repeated ones."""
     own, passed_on = options_of(DecodingOptions), {*names_of_generate(), *PYTHON_ARGUMENTS}
     given_fields(changes, {*own, *ALIASES, *passed_on, "max_new_tokens", "max_length"})
     options: dict[str, Any] = {}
@@ -185,7 +185,7 @@ def convert_option_names(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decoding_options(options: DecodingOptions | None, changes: Mapping[str, Any]) -> DecodingOptions:
-    """Return options with changes by any name; settings of `generate` are added, `generate` itself replaces all."""
+    """Return options with changes; single settings of `generate` are added, `generate` itself replaces all."""
     converted = convert_option_names(changes)
     if options is None:
         return DecodingOptions(**converted)

@@ -21,7 +21,7 @@ CUTS = (r"[.!?;:,]\s+|[。！？；：，、]\s*", r"\s+", r".")
 
 
 def split_text(text: str, limit: int, length: Callable[[str], int], separator: str = "") -> list[tuple[str, str]]:
-    """Split a text near its middle into parts within `limit`, each behind the text that joins it to the one before."""
+    """Split a text near its middle until all parts are within `limit`; each follows the text that joins it."""
     if length(text) <= limit or len(text) < 2:
         return [(separator, text)]
     for pattern in CUTS:
@@ -34,7 +34,7 @@ def split_text(text: str, limit: int, length: Callable[[str], int], separator: s
 
 
 def split_sentences(text: str, language: str | None = None) -> list[tuple[str, str]]:
-    """Split a text by the rules of a language, and at line breaks; each sentence is behind the text that joins it."""
+    """Split a text into sentences by the rules of a language; each follows the text that joins it to the last."""
     code = main_language(language or "")
     # The splitter fails on white space of several bytes.
     plain = re.sub(r"\s", " ", text)
@@ -60,7 +60,7 @@ def separator_at(text: str, cut: int) -> str:
 
 
 def join_texts(parts: Sequence[str], separators: Sequence[str]) -> str:
-    """Join translations of parts, some perhaps empty, by their white space; spaces only in scripts that have them."""
+    """Join the translations of parts by the white space before each; scripts without spaces get none."""
     joined = space = ""
     for part, separator in zip(parts, separators, strict=True):
         space = max(space, separator, key=lambda text: (text.count("\n"), len(text)))

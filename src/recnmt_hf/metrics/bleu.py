@@ -47,7 +47,7 @@ class MetricScore:
 
 
 def reference_sets(hypotheses: Sequence[str], references: References) -> list[list[str]]:
-    """Return a list per reference set; a plain list of sentences is one. `UserError` for other lengths, or none."""
+    """Return a list per reference set; a list of sentences is one. Raise `UserError` unless their lengths agree."""
     sets: Any = [references] if references and isinstance(references[0], str) else references
     if isinstance(hypotheses, str) or not hypotheses or not sets or any(isinstance(lines, str) for lines in sets):
         raise UserError("Pass lists of at least one translation and reference.", field="references")
@@ -74,7 +74,7 @@ def score_with(
 def bleu_metric(
     lowercase: bool = False, tokenize: str | None = None, references: Sequence[Sequence[str]] | None = None
 ) -> sacrebleu.BLEU:
-    """Return sacrebleu's BLEU; `UserError` for a tokenizer that it does not have, or that lacks a package or file."""
+    """Return sacrebleu's BLEU; `UserError` for a tokenizer that is unknown, or that lacks a package or file."""
     check_value("tokenize", tokenize, Literal[(*sorted(sacrebleu.BLEU.TOKENIZERS), None)])
     try:
         return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none", references=references)

@@ -137,7 +137,7 @@ def score_of(measure: Metric, sums: np.ndarray) -> float:
 
 
 def chance(own: np.ndarray, other: np.ndarray, measure: Metric, exchanges: Iterable[np.ndarray]) -> float:
-    """Return the share of exchanges after which mean scores, of counts `(runs, sentences, counts)`, differ as much."""
+    """Return the p-value, the share of exchanges whose means differ as much, of `(runs, sentences, counts)`."""
 
     def mean_score(runs: np.ndarray) -> float:
         return float(np.mean([score_of(measure, sums) for sums in runs]))

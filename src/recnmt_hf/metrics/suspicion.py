@@ -10,7 +10,7 @@ from .bleu import References, reference_sets
 def suspicions(
     hypotheses: Sequence[str], references: References, sources: Sequence[str] | None = None
 ) -> Iterator[str]:
-    """Yield a sentence for each fault: nearly constant output, copies of sources, lengths unlike the references'."""
+    """Yield a warning for each fault: nearly constant output, copies of sources, and wrong lengths."""
     first, count = reference_sets(hypotheses, references)[0], len(hypotheses)
     frequent = sum(number for _, number in Counter(hypotheses).most_common(3))
     if len(set(sources or first)) > 6 and 2 * frequent > count:

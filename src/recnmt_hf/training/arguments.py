@@ -41,16 +41,19 @@ TRANSFORMERS_RANGES = {
 class TranslationTrainingArguments(Seq2SeqTrainingArguments):
     """`Seq2SeqTrainingArguments` with the fields below."""
 
-    max_tokens: Count = option(4096, "maximum source tokens, and target tokens, in a batch of one device, with padding")
+    max_tokens: Count = option(4096, "maximum number of source or target tokens, with padding, in a batch of a device")
     max_sentences: Annotated[int | None, Range(least=1)] = option(None, "maximum number of sentences in a batch")
     max_squared_tokens: Annotated[int | None, Range(least=0)] = option(
-        None, "maximum of sentences times squared length in a batch; 0: none; null: 64 * max_tokens (RNMT) or none"
+        None,
+        "maximum of sentences times squared length in a batch; 0: no limit; null: 64 * max_tokens for RNMT, else none",
     )
-    optimizer: str | None = option(None, "adadelta (Zeiler, 2012) in place of optim", choices=(None, "adadelta"))
+    optimizer: str | None = option(None, "adadelta (Zeiler, 2012) instead of optim", choices=(None, "adadelta"))
     adadelta_rho: Annotated[float, _FRACTION] = option(0.95, "decay of Adadelta's averages")
     adadelta_eps: Annotated[float, Range(above=0)] = option(1e-6, "constant added inside of Adadelta's square roots")
-    text_metric: str = option("bleu", "metric of generated text (rouge: ROUGE-1, -2, -L)", choices=tuple(TEXT_METRICS))
-    rouge_units: str = option("words", "units of ROUGE; english: stemmed words of a to z", choices=ROUGE_UNITS)
+    text_metric: str = option(
+        "bleu", "metric of generated text; rouge: ROUGE-1, -2 and -L", choices=tuple(TEXT_METRICS)
+    )
+    rouge_units: str = option("words", "units of ROUGE; english: words of letters a to z, stemmed", choices=ROUGE_UNITS)
     bleu_samples: Annotated[int, Range(least=0)] = option(500, "number of validation sentences to translate; 0: none")
     bleu_beams: Count = option(1, "beam size of the translations of the validation set")
     bleu_lowercase: bool = option(False, "case-insensitive BLEU, also of test sets")
@@ -58,7 +61,9 @@ class TranslationTrainingArguments(Seq2SeqTrainingArguments):
         None, "sacrebleu's tokenizer, also for test sets; null: by data.target_lang", choices=(None, *BLEU_TOKENIZERS)
     )
     keep_last: Count = option(5, "number of newest checkpoints to keep")
-    keep_best: Annotated[int, Range(least=0)] = option(1, "best checkpoints to keep, by metric_for_best_model")
+    keep_best: Annotated[int, Range(least=0)] = option(
+        1, "number of best checkpoints to keep, by metric_for_best_model"
+    )
     ema_decay: Annotated[float | None, Range(above=0, below=1)] = option(
         None, "decay of a moving average of the weights, which is evaluated and saved, e.g. 0.999; null: no average"
     )

@@ -2,6 +2,7 @@
 
 import pkgutil
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -43,7 +44,8 @@ class ModelSection:
         default_factory=dict, metadata={"help": "configuration fields that replace the preset's"}
     )
     init_from: str | None = option(
-        None, "model to start from (folder or Hub id): its weights, tokenizers and, unless in `fields`, settings"
+        None,
+        "model to start from (folder or Hub id): its weights, tokenizers, and settings unless `fields` has them",
     )
 
     def __post_init__(self) -> None:
@@ -51,6 +53,16 @@ class ModelSection:
         check_content(self.fields, "fields")
         if self.init_from is not None:
             self.init_from = folder_of_model(self.init_from)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The model that a plan trains; the fields are those of [`ModelSection`]."""
+
+    type: str = "nmt_transformer"
+    preset: str = "small"
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    init_from: str | None = None
 
     def __str__(self) -> str:
         changed = "".join(f", {name}={short_repr(value)}" for name, value in list(self.fields.items())[:6])
@@ -82,7 +94,7 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
     return cast("type[Seq2SeqConfig]", config_class)
 
 
-def build_config(section: ModelSection, **vocabulary: Any) -> Any:
+def build_config(section: Architecture, **vocabulary: Any) -> Any:
     """Build the configuration of a recipe's model; `vocabulary` has defaults from the tokenizers."""
     config_class = config_class_of(section.type)
     known = {field.name for field in fields(config_class)} | config_class.former_fields
@@ -94,7 +106,7 @@ def build_config(section: ModelSection, **vocabulary: Any) -> Any:
         raise error.inside("model.fields") from error
 
 
-def stage_configs(section: ModelSection, tokenizers: TokenizerPair, with_baseline: bool = False) -> list[Any]:
+def stage_configs(section: Architecture, tokenizers: TokenizerPair, with_baseline: bool = False) -> list[Any]:
     """Build the configurations of the stages for the tokenizers of a recipe's model."""
     source, target = tokenizers
     tokenizers.check_padding()
@@ -133,7 +145,7 @@ OF_PARTS = {
 }
 
 
-def with_fields_of(folder: str | Path, section: ModelSection) -> ModelSection:
+def with_fields_of(folder: str | Path, section: Architecture) -> Architecture:
     """Add the fields of a trained model that decide what its weights compute, unless the recipe states them."""
     trained: Any = None
     with suppress(OSError, ValueError):  # without a readable configuration

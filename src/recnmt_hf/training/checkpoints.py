@@ -122,7 +122,7 @@ def sums_of(files: dict[str, Path]) -> dict[str, str]:
 
 
 def faults_of(folder: str | Path, contents: bool = True, training_state: bool = True) -> list[str]:
-    """Describe the faults of a checkpoint: of sizes, of `contents` too, and in files that only resuming needs too."""
+    """Describe the faults of a checkpoint; `contents` compares sums too, `training_state` files for resuming too."""
     folder = Path(folder)
     try:
         manifest = json.loads(read_small_text(folder / MANIFEST))
@@ -158,7 +158,7 @@ def newest_checkpoint(run: str | Path) -> Path | None:
 
 
 def newest_intact_checkpoint(run: str | Path) -> Path | None:
-    """Return a run's newest intact checkpoint, if one was ever completed; report damaged ones, and raise if all are."""
+    """Return a run's newest intact checkpoint, if it has any; report damaged ones; `UserError` if all are damaged."""
     damaged: list[str] = []
     for _, folder in reversed(numbered_in(run)):
         if (folder / MANIFEST).exists():  # else saving was interrupted

@@ -39,12 +39,12 @@ NORM_BATCHES = 200
 
 def finish(plan: Plan, trainer: TranslationTrainer) -> None:
     """Average checkpoints into the final model, unless an earlier process did, and test it."""
-    output_dir, average, metric = plan.output_dir, plan.average, plan.arguments.metric_for_best_model or "loss"
-    chosen = checkpoints.choose_checkpoints(output_dir, average.count, average.which, metric)
+    output_dir, metric = plan.output_dir, plan.arguments.metric_for_best_model or "loss"
+    chosen = checkpoints.choose_checkpoints(output_dir, plan.average, "best" if plan.average_best else "last", metric)
     names = [folder.name for folder in chosen]
     logger.info(f"Final model: {'the average of ' * (len(names) > 1)}{', '.join(names)}.")
-    if len(chosen) < average.count:
-        logger.info(f"The run has fewer checkpoints than average.count={average.count}.")
+    if len(chosen) < plan.average:
+        logger.info(f"The run has fewer checkpoints than average.count={plan.average}.")
     final, working = output_dir / FINAL, output_dir / PARTIAL_FINAL
     is_resumed = trainer.state.global_step == trainer.steps_before  # without a step
     if is_resumed and is_average(final, names, steps_of(checkpoints_in(output_dir)[-1][1])):
@@ -87,7 +87,7 @@ def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]
     seconds = round(runtimes[-1] / steps, 4) if runtimes and steps else None
     sampler = trainer.token_sampler(data, shuffle=True)
     tokens = sampler.tokens / len(sampler) * sampler.num_processes * trainer.args.gradient_accumulation_steps
-    kind = "given" if start or plan.data.tokenizer.existing else plan.data.tokenizer.kind
+    kind = "given" if start or plan.data.tokenizers else plan.data.vocabularies[0]["kind"]
     symbols = {"source_symbols": len(tokenizers.source), "target_symbols": len(tokenizers.target)}
     sizes: dict[str, Any] = {"training_pairs": len(data), "validation_pairs": len(trainer.eval_dataset)}
     if isinstance(data, ShardedDataset):
@@ -96,7 +96,7 @@ def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]
         sizes["pairs_of_corpora"] = np.bincount(data["corpus"][:]).tolist()
     return Evidence(
         model={"type": model.config.model_type, "parameters": model.num_parameters(), "preset": plan.data.model.preset},
-        languages=[plan.data.section.source_lang, plan.data.section.target_lang],
+        languages=[plan.data.source_lang, plan.data.target_lang],
         recipe=differences(plan.settings),
         data=sizes,
         tokenizer={"kind": kind, **symbols, "joint": tokenizers.is_joint},
@@ -119,7 +119,7 @@ def evidence_of_run(plan: Plan, trainer: TranslationTrainer, averaged: list[str]
 
 
 def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
-    """Recompute the running averages of batch norms, which averaging does not give (Izmailov et al., 2018)."""
+    """Recompute the running averages of batch norms, which are not means of those averaged (Izmailov et al., 2018)."""
     model = load_model(folder, trainer.args.device)
     norms: list[Any] = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm1d)]
     for norm in norms:  # one after the other: each reads what the new averages of those before it produce
@@ -145,8 +145,8 @@ def refresh_norms(folder: Path, trainer: TranslationTrainer) -> None:
 def test(plan: Plan, folder: Path) -> dict[str, Any]:
     """Translate the test sets; write translations beside the model's folder and into it, scores into its evidence."""
     translator = Translator.from_pretrained(folder, device=plan.arguments.device)
-    options, data = plan.decoding, plan.data.section
-    languages, on_empty = (data.source_lang, data.target_lang), data.on_empty
+    options, data = plan.decoding, plan.data
+    languages, on_empty = (data.source_lang, data.target_lang), data.reading["on_empty"]
     decoding = {entry.name: getattr(options, entry.name) for entry in fields(options) if entry.name not in TEXT_OPTIONS}
     results: dict[str, Any] = {"decoding": decoding}
     sets = {name: load_test_set(corpora, *languages, on_empty) for name, corpora in plan.tests.items()}

@@ -49,7 +49,7 @@ class TextScorer:
 
 
 def higher_is_better(metric: str, given: bool | None = None) -> bool:
-    """Return whether higher values of a metric are better; `given` decides for unknown ones alone."""
+    """Return whether higher values of a metric are better; `given` is the answer for a metric that is not known."""
     last = metric.lower().rsplit("_", 1)[-1]
     known = False if last in LOWER else True if last in HIGHER else None
     if given is not None and known is not None and given is not known:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,20 +16,20 @@ from transformers.training_args import ParallelMode
 
 from ..data.corpora import Corpus
 from ..data.prepared import ShardSettings
-from ..data.sharded import load_manifest
+from ..data.sharded import Mixture, load_manifest
 from ..errors import UserError
 from ..inference.options import DecodingOptions
 from ..metrics.bleu import bleu_tokenizer
 from ..models.user_errors import masked
 from .arguments import TranslationTrainingArguments
-from .building import ModelSection, build_config, with_fields_of
+from .building import Architecture, build_config, with_fields_of
 from .checkpoints import BASELINE, RECIPE, mapping_in
 from .guided_alignment import GuidedAlignment
 from .metrics import BY_METRIC, TextScorer
 from .processes import logger
 from .recipe import Recipe
 from .recipe_yaml import dump_yaml
-from .sections import NO_EFFECT, AverageSection, DataSection, TokenizerSection
+from .sections import NO_EFFECT
 
 
 # Fields that do not determine an update, so that a resumed run may change them. Data and batches are compared by what
@@ -57,18 +57,43 @@ OF_EVALUATIONS |= {"training.rouge_units", "training.text_metric"}
 class Preparation:
     """How tokenizers and data are made."""
 
-    model: ModelSection
-    section: DataSection  # its corpora for training have links only if training uses them
-    tokenizer: TokenizerSection
+    model: Architecture
     places: tuple[tuple[str, Corpus], ...]  # all corpora with their places in the recipe, e.g. `"data.train[0]"`
+    train: list[Corpus]  # with their links only if training uses them
+    validation: list[Corpus]
+    source_lang: str
+    target_lang: str
+    reading: dict[str, Any]  # arguments of `prepare_dataset` for all sets
+    limits: dict[str, Any]  # largest numbers of tokens of a training pair, and largest ratio
+    mixture: Mixture
+    shards: ShardSettings
+    prepared: str | None  # folder of shards
+    cache_dir: str | None
+    tokenizers: list[str]  # existing ones, one for both sides or one for each
+    vocabularies: list[dict[str, Any]]  # else the arguments of `train_tokenizer`, in the same way
+    tokenizer_settings: dict[str, Any]  # all, as data in shards records them
 
     @classmethod
-    def of(cls, recipe: Recipe, model: ModelSection) -> Preparation:
-        """Resolve what a recipe states about data and tokenizers; they are for `model`."""
-        data = recipe.data
-        if not recipe.guides_alignment:
-            data = replace(data, train=[replace(corpus, alignments=None) for corpus in data.train])
-        return cls(model, data, recipe.tokenizer, tuple(recipe.corpora))
+    def of(cls, recipe: Recipe) -> Preparation:
+        """Resolve what a recipe states about data and tokenizers."""
+        data, tokenizer = recipe.data, recipe.tokenizer
+
+        def of_data(*names: str) -> dict[str, Any]:
+            return {name: getattr(data, name) for name in names}
+
+        return cls(
+            model=Architecture(**asdict(recipe.model)),
+            places=tuple(recipe.corpora),
+            train=[corpus if recipe.guides_alignment else replace(corpus, alignments=None) for corpus in data.train],
+            **of_data("validation", "source_lang", "target_lang", "prepared", "cache_dir"),
+            reading=of_data("source_lang", "target_lang", "on_empty", "num_proc", "on_long"),
+            limits=of_data("max_source_length", "max_target_length", "max_length_ratio"),
+            mixture=Mixture(data.weights, data.temperature),
+            shards=ShardSettings(**of_data(*(entry.name for entry in fields(ShardSettings)))),
+            tokenizers=tokenizer.existing,
+            vocabularies=tokenizer.vocabularies,
+            tokenizer_settings=tokenizer.settings,
+        )
 
 
 @dataclass(frozen=True)
@@ -92,15 +117,17 @@ class Plan:
     tests: dict[str, list[Corpus]]
     decoding: DecodingOptions
     guided_alignment: GuidedAlignment | None
-    average: AverageSection
+    bpe_dropout: float
+    average: int  # number of checkpoints
+    average_best: bool  # the best ones instead of the last
     settings: dict[str, Any]
 
     @classmethod
     def of(cls, recipe: Recipe, output_dir: str | Path = "outputs", resumed_from: Path | None = None) -> Plan:
         """Resolve a recipe. `resumed_from` is a complete checkpoint of the run in the output folder, if it resumes."""
-        output_dir, training, average, model = Path(output_dir), recipe.training, recipe.average, recipe.model
-        if model.init_from is not None:
-            model = with_fields_of(resumed_from or model.init_from, model)
+        output_dir, training, average, data = Path(output_dir), recipe.training, recipe.average, Preparation.of(recipe)
+        if (start := data.model.init_from) is not None:
+            data = replace(data, model=with_fields_of(resumed_from or start, data.model))
         steps, max_steps = training.baseline_steps, training.max_steps
         if steps is not None and steps < 1:  # a resumed run keeps its steps, even if it has more steps in all now
             earlier = (mapping_in(output_dir / RECIPE).get("training") or {}).get("baseline_steps")
@@ -115,7 +142,7 @@ class Plan:
         given = training.trainer_settings()
         kept = {keep: max(least, average.count), **given}
         arguments = TranslationTrainingArguments(output_dir=str(output_dir), **kept)
-        last = Stage(arguments, training.early_stopping_patience, init_from=model.init_from)
+        last = Stage(arguments, training.early_stopping_patience, init_from=start)
         stages = [last]
         if steps is not None:  # no checkpoints of the baseline are averaged
             checkpoint = output_dir / BASELINE / f"checkpoint-{int(steps)}"
@@ -124,11 +151,13 @@ class Plan:
         return cls(
             output_dir=output_dir,
             stages=tuple(stages),
-            data=Preparation.of(recipe, model),
-            tests=recipe.test,
+            data=data,
+            tests=dict(recipe.test),
             decoding=recipe.decoding,
             guided_alignment=recipe.guided_alignment if recipe.guides_alignment else None,
-            average=average,
+            bpe_dropout=recipe.tokenizer.dropout,
+            average=average.count,
+            average_best=average.which == "best",
             settings=settings,
         )
 
@@ -139,7 +168,7 @@ class Plan:
 
     def scorer_of(self, test: str) -> TextScorer:
         """Return the scorer of a test set, which may be in another language than the training data."""
-        scorer, data = self.arguments.scorer, self.data.section
+        scorer, data = self.arguments.scorer, self.data
         language = self.tests[test][0].languages(data.source_lang, data.target_lang)[1]
         is_default = scorer.tokenize in (None, bleu_tokenizer(data.target_lang))
         return replace(scorer, tokenize=bleu_tokenizer(language)) if is_default else scorer
@@ -148,7 +177,7 @@ class Plan:
     def compares_evaluations(self) -> bool:
         """Whether the run compares scores of evaluations at different steps."""
         by_metric = self.arguments.lr_scheduler_type in BY_METRIC
-        return self.average.which == "best" or by_metric or self.stages[-1].patience is not None
+        return self.average_best or by_metric or self.stages[-1].patience is not None
 
     def describe(self) -> str:
         """Return the plan as YAML: stages, the recipe with all defaults, and what a resumed run must not change."""
@@ -184,12 +213,12 @@ def identity_of(settings: Mapping[str, Any], compares_evaluations: bool) -> dict
 
 def dry_run(plan: Plan) -> None:
     """Build model, optimizer and schedule of a plan without memory, and look for its files. Writes nothing."""
-    data, arguments = plan.data.section, plan.arguments
-    if data.weights and data.prepared is None:
+    data, arguments = plan.data, plan.arguments
+    if data.mixture.weights and data.prepared is None:
         raise UserError("data.weights requires data.prepared, or use data.temperature.", field="data.weights")
     if data.prepared is not None:
         load_manifest(Path(data.prepared))  # raises if there is none
-    for place, corpus in plan.data.places:  # a test set must not be missed after training
+    for place, corpus in data.places:  # a test set must not be missed after training
         if data.prepared is None or not place.startswith("data.train"):
             corpus.check_languages(data.source_lang, data.target_lang)
             corpus.check_files(data.source_lang, data.target_lang)
@@ -222,15 +251,15 @@ def dry_run(plan: Plan) -> None:
 def model_on_meta(plan: Plan) -> PreTrainedModel:
     """Build the last stage's model on the meta device, and check its positions, memory and beams."""
     vocabulary: dict[str, Any] = {}
-    if not (plan.data.model.init_from or plan.data.tokenizer.existing):
-        sizes = [settings["vocab_size"] for settings in plan.data.tokenizer.vocabularies]
+    if not (plan.data.model.init_from or plan.data.tokenizers):
+        sizes = [settings["vocab_size"] for settings in plan.data.vocabularies]
         vocabulary = {"vocab_size": sizes[0], "decoder_vocab_size": sizes[-1]}
-        vocabulary["share_encoder_decoder_embeddings"] = plan.data.tokenizer.joint
+        vocabulary["share_encoder_decoder_embeddings"] = len(sizes) == 1
     config = build_config(plan.data.model, **vocabulary)
     # The table of positions is made in float64 before the weights' dtype is applied.
     needed = 4 * 8 * config.max_position_embeddings * config.d_model if config.sides_with_positions else 0
     for side in config.sides_with_positions:
-        field, longest = f"data.max_{side}_length", getattr(plan.data.section, f"max_{side}_length")
+        field, longest = f"data.max_{side}_length", plan.data.limits[f"max_{side}_length"]
         if longest > (positions := config.max_position_embeddings):
             raise UserError(f"{field}={longest} exceeds the model's {positions} positions.", field=field)
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

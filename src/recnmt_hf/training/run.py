@@ -120,7 +120,7 @@ def checkpoint_to_resume(output_dir: Path) -> Path | None:
 
 def refuse_own_files(plan: Plan) -> None:
     """Raise `UserError` if a run starts from files of the run that it overwrites."""
-    used = [plan.data.model.init_from, *plan.data.tokenizer.existing]
+    used = [plan.data.model.init_from, *plan.data.tokenizers]
     used += [file for _, corpus in plan.data.places for file in corpus.local_files()]
     folder = plan.output_dir.resolve()
     for path in filter(None, used):
@@ -135,7 +135,7 @@ def report(plan: Plan, inputs: Inputs, config: Any, checkpoint: Path | None, pro
     pairs = f"{len(inputs.train)} training pairs, {len(inputs.validation)} validation pairs"
     logger.info(f"{pairs}; {count} on {processes.state.device}.")
     for name, corpora in plan.tests.items():
-        if corpora == plan.data.section.validation:
+        if corpora == plan.data.validation:
             logger.warning(f"Warning: test.{name} is the validation set, on which checkpoints were chosen.")
     is_first = checkpoint is None and plan.stages[-1].init_from is None and config.baseline() is not None
     if is_first and config.baseline_first:
@@ -183,7 +183,7 @@ def trainer_of(plan: Plan, stage: Stage, config: Any, inputs: Inputs, checkpoint
         baseline=stage.baseline,
         last_step=stage.last_step,
         validation_decoding=stated(plan.decoding),
-        bpe_dropout=plan.data.tokenizer.dropout,
+        bpe_dropout=plan.bpe_dropout,
         guided_alignment=plan.guided_alignment,
     )
     if stage.last_step is not None:  # a baseline's

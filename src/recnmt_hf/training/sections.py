@@ -1,7 +1,7 @@
 """The sections of recipes: fields, types, ranges and defaults."""
 
 import sys
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
@@ -9,7 +9,7 @@ import torch
 
 from .._loading_errors import folder_of_model
 from ..data.corpora import Corpus, parse_corpora
-from ..data.prepared import KEYS_OF_DUPLICATES, ShardSettings
+from ..data.prepared import KEYS_OF_DUPLICATES
 from ..data.text import ON_EMPTY, ON_LONG
 from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES, check_tags
 from ..errors import UserError, short_repr
@@ -40,7 +40,9 @@ class DataSection:
     max_source_length: Annotated[int, _LENGTH] = option(256, "maximum number of source tokens of a training pair")
     max_target_length: Annotated[int, _LENGTH] = option(256, "maximum number of target tokens of a training pair")
     on_long: str = option(
-        "skip", "skip or truncate longer training pairs; truncate: also sources of other sets", choices=ON_LONG
+        "skip",
+        "skip or truncate longer training pairs; truncate applies to sources of validation and test sets, too",
+        choices=ON_LONG,
     )
     max_length_ratio: Annotated[float | None, Range(least=1)] = option(None, "maximum ratio of the lengths of a pair")
     temperature: Annotated[float | None, Range(least=1, most=1000)] = option(
@@ -55,7 +57,7 @@ class DataSection:
         None, "for `recnmt prepare`: remove pairs that repeat an earlier one", choices=(None, *KEYS_OF_DUPLICATES)
     )
     min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
-        None, "for `recnmt prepare`: least probability that a side is in its language (needs the extra `filters`)"
+        None, "for `recnmt prepare`: remove pairs less likely to be in their languages (needs the extra `filters`)"
     )
     cache_dir: str | None = option(None, "folder for tokenized data; null: a subfolder of the output folder")
     num_proc: Annotated[int | None, Range(least=1, most=1024)] = option(None, "number of processes that tokenize")
@@ -76,11 +78,6 @@ class DataSection:
         for name in ("train", "validation"):
             for number, corpus in enumerate(getattr(self, name)):
                 corpus.check_single_target(f"{name}[{number}]")
-
-    @property
-    def shards(self) -> ShardSettings:
-        """Settings of data in shards."""
-        return ShardSettings(**{entry.name: getattr(self, entry.name) for entry in fields(ShardSettings)})
 
 
 @documented

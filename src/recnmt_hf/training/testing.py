@@ -49,7 +49,7 @@ def translate_segments(
     options: DecodingOptions,
     warn_short: bool = False,
 ) -> list[str]:
-    """Return translations of one line each; `starts` has the prefix of each, and its languages' codes or none."""
+    """Return translations, one line each; `starts` has for each its prefix and the codes of its languages, if any."""
     texts = [""] * len(sources)
     for codes in dict.fromkeys(codes for _, codes in starts):
         rows = [row for row, (_, own) in enumerate(starts) if own == codes]

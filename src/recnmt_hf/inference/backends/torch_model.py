@@ -49,7 +49,7 @@ _users: Counter[nn.Module] = Counter()
 
 @contextmanager
 def eval_mode(*models: nn.Module) -> Iterator[None]:
-    """Run models in evaluation mode without gradients, nested and in threads; no generator may yield inside."""
+    """Run models in evaluation mode without gradients. Blocks may be nested and in threads, not in generators."""
     with _lock:
         switched = [module for model in models for module in model.modules() if module.training or module in _users]
         _users.update(switched)
@@ -68,7 +68,7 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
 
 
 class TorchBackend(Backend):
-    """Runs an encoder-decoder of this package or of transformers; `check` rejects other tokenizers and NaN weights."""
+    """Runs an encoder-decoder of this package or transformers; `check` rejects NaN weights and other tokenizers."""
 
     needs_own_search = False  # whether the search of transformers cannot replace ours
     returns_no_attention = False  # whether the model's attention was found to return no weights
