@@ -174,9 +174,11 @@ def contains_token(content: bytes) -> bool:
         return chr(int(code, 16)) if code else plain or " "
 
     text, escaped = content.decode("utf-8", "replace"), ""
-    while text != escaped and not TOKEN.search(text):
+    while text != escaped:
+        if TOKEN.search(text):
+            return True
         text, escaped = ESCAPE.sub(character, text), text
-    return text != escaped  # a token ended the search
+    return False
 
 
 def upload(folder: str | Path, to: Destination) -> str:
