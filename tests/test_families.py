@@ -61,9 +61,9 @@ def test_mechanisms_that_combine(model_type, name):
 
 
 MANIFEST = """
-from .family import Family
-
-FAMILY = Family(model_type="gate_toy", prefix="GateToy", paper="Nobody, 2000, *A Gate*", citation="@misc{nobody}")
+prefix: GateToy
+paper: Nobody, 2000, *A Gate*
+citation: "@misc{nobody}"
 """
 CONTRACT = """
 from model_contract import ModelContract
@@ -90,7 +90,7 @@ def test_a_new_family_needs_its_own_files_and_a_manifest(repository, tmp_path):
     shutil.copy(repository / "pyproject.toml", tmp_path)
     for name in ("configuration", "modeling"):
         shutil.copy(repository / f"tests/models/toys/{name}_gate_toy.py", tmp_path / "src/recnmt_hf/models")
-    (tmp_path / "src/recnmt_hf/families/gate_toy.py").write_text(MANIFEST)
+    (tmp_path / "src/recnmt_hf/families/gate_toy.yaml").write_text(MANIFEST)
     (tmp_path / "tests/models/test_gate_toy.py").write_text(CONTRACT)
     files = ["models/test_gate_toy.py", "test_families.py", "hub/test_onnx.py", "hub/test_publishing.py"]
     files.append("training/test_stock_trainer.py")

@@ -32,7 +32,6 @@ LISTED = {
         "_lazy.py: import_module": OWN_MODULES,
         "analysis/subjects.py: import_module": OWN_MODULES,
         "commands/main.py: import_module": OWN_MODULES,
-        "families/__init__.py: import_module": OWN_MODULES,
         "families/family.py: import_module": OWN_MODULES,
         "data/corpora.py: load_dataset": "since version 4 datasets runs no code of a set",
         "data/prepared.py: from multiprocessing": "processes of this package",

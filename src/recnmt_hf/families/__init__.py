@@ -1,22 +1,16 @@
 """
-The families of models, one module each.
-
-A module of this folder holds `FAMILY`, all that the package knows of a family besides the equations: its classes, its
-paper, the paper's figures, what can be inspected, and a small model for tests. Registration, cards, commands and tests
-read it from [`FAMILIES`].
+The families of models, one manifest each: a file MODEL_TYPE.yaml in this folder has all that the package knows of a
+family besides the equations: its classes, its paper with its tables, what can be inspected, and a small model for
+tests. Registration, cards, commands and tests read it from [`FAMILIES`].
 """
 
-import importlib
-import pkgutil
+from importlib import resources
 
 from .family import Family, PaperRow, PaperTable, PaperTask, Subject
 
 
 __all__ = ["FAMILIES", "MODEL_TYPES", "Family", "PaperRow", "PaperTable", "PaperTask", "Subject"]
 
-FAMILIES: dict[str, Family] = {}
-for _module in pkgutil.iter_modules(__path__):
-    _family = getattr(importlib.import_module(f".{_module.name}", __name__), "FAMILY", None)
-    if _family is not None:
-        FAMILIES[_family.model_type] = _family
+_manifests = sorted(file for file in resources.files(__name__).iterdir() if file.name.endswith(".yaml"))
+FAMILIES = {family.model_type: family for family in map(Family.load, _manifests)}
 MODEL_TYPES = tuple(FAMILIES)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import yaml
 
 
 # Suffixes of the classes of every family.
@@ -26,7 +28,7 @@ class PaperRow:
     """A row of a paper's table."""
 
     system: str  # name of the model, the same as in the row file
-    scores: tuple[float, ...]  # one for each test set of the table
+    scores: Sequence[float]  # one for each test set of the table
     p: str = ""  # significance mark, as a bound of p against the first row
     parameters: float | None = None  # in millions, as printed
     added: float | None = None  # parameters in millions beyond the first row, where the paper prints the increase
@@ -37,19 +39,9 @@ class PaperTask:
     """The data of a table."""
 
     name: str  # of the corpus
-    languages: tuple[str, str]  # source and target
+    languages: Sequence[str]  # source and target
     metric: str  # of the scores
-    tests: tuple[str, ...]  # test sets
-
-    def table(self, name: str, *rows: PaperRow, **fields: Any) -> PaperTable:
-        """Return a table with these rows, and further fields of [`PaperTable`]."""
-        return PaperTable(name, self, rows, **fields)
-
-
-# Data of several papers. The tasks of Conneau et al. (2018) have the names of the papers' tables.
-TASKS = ("SeLen", "WC", "TrDep", "ToCo", "BShif", "Tense", "SubN", "ObjN", "SoMo", "CoIn")
-PROBING = PaperTask("ten probing tasks", ("en", "de"), "accuracy", TASKS)
-WMT14 = PaperTask("WMT14", ("en", "de"), "BLEU", ("newstest2014",))
+    tests: Sequence[str]  # test sets
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class PaperTable:
 
     name: str  # e.g. "table 1"
     task: PaperTask
-    rows: tuple[PaperRow, ...]  # the first row is the baseline
+    rows: Sequence[PaperRow]  # the first row is the baseline
     size: str = "base"  # the preset that it corresponds to
     proposed: str = ""  # name of the paper's own model; empty for the last row
     kind: Literal["main", "ablation", "analysis"] = "main"
@@ -109,7 +101,7 @@ class Subject:
     # `module.function` of the package `analysis`. It takes a [`Translator`], a sentence, an output file (or `None`) and
     # the options, and returns the text to print.
     function: str
-    options: tuple[str, ...]  # names of the options that the function takes
+    options: Sequence[str]  # names of the options that the function takes
 
 
 @dataclass(frozen=True)
@@ -120,7 +112,7 @@ class Family:
     prefix: str  # first part of the names of its classes
     paper: str  # authors, year and title, in Markdown
     citation: str  # BibTeX entry of the paper
-    tables: tuple[PaperTable, ...] = ()  # the paper's results
+    tables: Sequence[PaperTable] = ()  # the paper's results
     # Further classes: suffix of the name, and Auto class to register with.
     further_classes: Mapping[str, str] = field(default_factory=dict)
     subject: Subject | None = None  # view of `recnmt inspect`
@@ -129,6 +121,22 @@ class Family:
     # Configuration fields of the small model for tests, in addition to the small sizes. They should select the special
     # features of the family: recurrent states, further memories, masks.
     small: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, manifest: Any) -> Family:
+        """Return the family of a manifest, a file in the form of those beside this module."""
+        content = yaml.safe_load(manifest.read_text(encoding="utf-8"))
+        tasks = {name: PaperTask(**task) for name, task in content.pop("tasks", {}).items()}
+        tables = [
+            PaperTable(**{**table, "task": tasks[table["task"]], "rows": [PaperRow(**row) for row in table["rows"]]})
+            for table in content.pop("tables", [])
+        ]
+        subject, combinations = content.pop("subject", None), content.pop("combinations", {})
+        if content.pop("is_transformer", False):
+            combinations = {**COMBINATIONS, **combinations}
+        subject = None if subject is None else Subject(**subject)
+        model_type = manifest.name.removesuffix(".yaml")
+        return cls(model_type, **content, tables=tables, combinations=combinations, subject=subject)
 
     @property
     def class_modules(self) -> dict[str, str]:
