@@ -53,7 +53,7 @@ LISTED = {
         "hub/publishing.py: create_commit": "the files above",
         "hub/publishing.py: create_tag": "the tag that the user names",
         "hub/publishing.py: upload_folder": "named in a comment",
-        "hub/publishing.py: snapshot_download": "the app of a Space reads its model",
+        "hub/space_app.template: snapshot_download": "the app of a Space reads its model",
         "models/seq2seq_loading.py: snapshot_download": "weights of the named baseline",
         "models/seq2seq_loading.py: _upload_modified_files": "transformers' part of the user's own push_to_hub",
         "training/plan.py: push_to_hub": "the name of a setting",
@@ -71,7 +71,8 @@ LISTED = {
 @pytest.mark.parametrize("pattern", LISTED, ids=["runs code", "sends", "trusts"])
 def test_what_could_do_harm_is_listed(repository, pattern):
     source = repository / "src/recnmt_hf"
-    texts = {path.relative_to(source): path.read_text() for path in source.rglob("*.py")}
+    files = [*source.rglob("*.py"), *source.rglob("*.template")]
+    texts = {path.relative_to(source): path.read_text() for path in files}
     found = {f"{path}: {match[0].rstrip('`.')}" for path, text in texts.items() for match in pattern.finditer(text)}
     new, stale = sorted(found - LISTED[pattern].keys()), sorted(LISTED[pattern].keys() - found)
     assert not new, f"{new}: use something safe, or list it with the reason why it does no harm"

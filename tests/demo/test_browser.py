@@ -240,26 +240,10 @@ def test_narrow_window(browser, page_url, scheme):
     with visitor(browser, page_url, viewport={"width": 375, "height": 700}, color_scheme=scheme) as page:
         translate(page, f"{TEXT} {'x' * 300}")
         card(page, "gret").get_by_text("sentences,").wait_for()
-        for tab in ("Text", "Inside", "About"):
+        for tab in ("Text", "About"):
             page.get_by_role("tab", name=tab).click()
             page.get_by_role("tabpanel").filter(visible=True).wait_for()
             assert page.evaluate("document.documentElement.scrollWidth") == 375
-
-
-def test_inside_a_model(page, hostile):
-    """A picture and its values, first of a model that has some; one sentence for another one."""
-    page.get_by_role("tab", name="Inside").click()
-    page.get_by_text("Words that each capsule reads").wait_for()
-    page.get_by_role("textbox", name="Sentence").fill(f"The dog sleeps. {hostile}")
-    page.get_by_role("button", name="Show").click()
-    picture = page.get_by_role("img", name="words that each capsule reads")
-    picture.wait_for()
-    assert picture.evaluate("image => image.complete && image.naturalWidth > 100")
-    page.locator("#inside-result summary").click()
-    assert "capsule\tweight" in page.locator("#inside-result pre").inner_text()
-    page.locator("#inside-model input").click()
-    page.get_by_role("option", name="plain").click()
-    page.locator("#inside-explanation").get_by_text("nothing to inspect").wait_for()
 
 
 def test_card_of_a_hostile_model(page, hostile):

@@ -132,12 +132,6 @@ def test_visitors_see_the_warnings_of_their_translations(models, capfd):
     assert "unknown" not in result and "unknown" not in "".join(capfd.readouterr())
 
 
-def test_the_first_choice_has_something_to_show(models):
-    page = Page(models, LIMITS)
-    assert page.first(lambda model: model.subject) == "gret" and page.first(lambda model: model.card) == "plain"
-    assert page.first(lambda model: None) == models[0].name
-
-
 def test_results_are_escaped(models, hostile):
     state = last(translate_text(models[:1], hostile, OPTIONS, Watch(60), LIMITS))[0]
     for part in state.segments:
@@ -151,7 +145,6 @@ def test_results_are_escaped(models, hostile):
         HTML.links(state.segments),
         HTML.note(hostile),
         HTML.title(hostile),
-        HTML.inside(bytes(20), hostile, hostile, hostile),
         card_html(hostile),
     ]
     for piece in pieces:
@@ -177,7 +170,7 @@ def test_names_of_models():
     assert unique_names(["x/a/model", "y/a"]) == ["x/a/model", "y/a"]
 
 
-def test_an_export_has_no_attention_and_no_mechanism(plain_model, tmp_path):
+def test_an_export_has_no_attention(plain_model, tmp_path):
     pytest.importorskip("ctranslate2")
     from recnmt_hf.hub.engines import export_ctranslate2
 
@@ -185,8 +178,6 @@ def test_an_export_has_no_attention_and_no_mechanism(plain_model, tmp_path):
     exported = load_models([tmp_path / "engine"])[0]
     state = last(translate_text([exported], "The dog sleeps.", OPTIONS, Watch(60), LIMITS))[0]
     assert state.is_complete and state.no_attention and HTML.note(state.no_attention) in HTML.translations([state])
-    with rejects("which gives no alignments or attention"):
-        _ = exported.subject
 
 
 def test_the_readme_lists_the_limits(repository):

@@ -18,7 +18,7 @@ from user_errors import rejects
 import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.hub.marian_files import export_marian_file, import_marian_file, read_marian_file
-from recnmt_hf.hub.marian_settings import REQUIRED, SETTINGS, Settings
+from recnmt_hf.hub.marian_settings import SETTINGS, TABLE, Settings
 
 
 sentencepiece = pytest.importorskip("sentencepiece")
@@ -187,7 +187,7 @@ def test_every_setting_is_known_and_has_a_value_that_we_compute(tmp_path):
         for value in TOGETHER.get(name, []) + (strange if allowed else []):
             write_npz(path, {**settings, name: value}, arrays)
             refused(path, files, tmp_path, f"{name}={value!r}, which is not supported", name)
-    for name in REQUIRED:
+    for name in TABLE["required"]:
         write_npz(path, {other: value for other, value in settings.items() if other != name}, arrays)
         refused(path, files, tmp_path, "which is not supported", name)
     path, files, *_ = copied(tmp_path, UNSUPPORTED)

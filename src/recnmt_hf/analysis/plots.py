@@ -41,29 +41,8 @@ SMALLEST_WIDTH = 4.5  # inches
 # Square inches of a picture, as of a heat map of 150 tokens. matplotlib takes gigabytes of memory for larger ones.
 LARGEST_AREA = 1300
 DPI = 150
+STYLE = Path(__file__).with_name("plots.mplstyle")
 ROTATED_LABELS: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
-STYLE: dict[str, Any] = {
-    "font.size": 9,  # also of labels and legends
-    "text.parse_math": False,  # texts of users may have dollars
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.titlesize": 11,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4,
-    "savefig.facecolor": "white",
-    "svg.fonttype": "none",  # text, for small files that can be searched and compared
-    "svg.hashsalt": "recnmt_hf",  # names within an SVG file do not change from run to run
-}
-# Fonts for characters that the first one lacks, where they are installed.
-FURTHER_FONTS = (
-    *(f"Noto Sans CJK {region}" for region in ("SC", "TC", "JP", "KR")),
-    *("Noto Sans SC", "Noto Sans JP", "Source Han Sans SC", "WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Droid Sans"),
-    *("PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS"),
-    *("Noto Sans Devanagari", "Noto Sans Thai", "Noto Sans Ethiopic", "Noto Sans Bengali", "Noto Sans Tamil"),
-)
 # Endings of pictures, and what their files would otherwise have of the time and of matplotlib.
 METADATA: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
@@ -105,8 +84,9 @@ def canvas(path: str | Path, width: float, height: float, title: str = "") -> It
     from matplotlib.font_manager import get_font_names
 
     installed = set(get_font_names())
-    style: Any = {**STYLE, "font.family": ["DejaVu Sans", *(name for name in FURTHER_FONTS if name in installed)]}
-    with _LOCK, matplotlib.rc_context(style):
+    with _LOCK, matplotlib.rc_context(fname=STYLE):
+        fonts = matplotlib.rcParams["font.sans-serif"]
+        matplotlib.rcParams["font.family"] = [name for name in fonts if name in installed]
         size = max(width, SMALLEST_WIDTH), height + (0.3 if title else 0.0)
         figure = Figure(figsize=size, dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)

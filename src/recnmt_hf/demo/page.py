@@ -1,19 +1,15 @@
 """The page: its parts, what they do, and in which order."""
 
-import base64
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from .._plain_text import is_blank
-from ..analysis.subjects import load_function
 from ..errors import UserError, packages_of_extra
 from ..inference.results import WordAlignment
 from .limits import Limits
-from .translating import DemoModel, Ended, Watch, check_length, decoding_options, load_models, translate_text
+from .translating import DemoModel, Ended, Watch, decoding_options, load_models, translate_text
 
 
 with packages_of_extra("demo", "The page"):
@@ -25,10 +21,8 @@ with packages_of_extra("demo", "The page"):
 WAITING = "Waiting for a free place ..."
 NO_CHOICE = "Choose at least one model."
 NO_CARD = "This model has no card; `recnmt publish --card-only` writes one."
-MOST_INSIDE = 2000  # characters of a sentence on the tab Inside
 # Attention below this share is not shown, and of a word no more than this number of links.
 LEAST_SHARE, MOST_LINKS = 0.1, 3
-PICTURE_DPI, SCREEN_DPI = 150, 96  # of the plots, and of a browser's pixels
 # Calls of the page itself, not of programs; those at once do not wait in the queue.
 PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 AT_ONCE = PRIVATE | {"queue": False}
@@ -49,12 +43,7 @@ def shares(alignment: WordAlignment, target: int) -> str:
 FOLDER = Path(__file__).parent
 LOADER = jinja2.FileSystemLoader(FOLDER, encoding="utf-8")
 TEMPLATES = jinja2.Environment(loader=LOADER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-TEMPLATES.globals |= {
-    "count": count,
-    "shares": shares,
-    "base64": lambda content: base64.b64encode(content).decode(),
-    "width": lambda png: int.from_bytes(png[16:20], "big") * SCREEN_DPI // PICTURE_DPI,
-}
+TEMPLATES.globals |= {"count": count, "shares": shares}
 # The macros of page.html, which escape all texts.
 HTML: Any = TEMPLATES.get_template("page.html").module
 
@@ -94,17 +83,9 @@ class Page:
         names = names if isinstance(names, list) else [names]
         return [model for name, model in self.models.items() if name in names]
 
-    def first(self, shows: Callable[[DemoModel], Any]) -> str:
-        """Return the name of the first model that shows something, or else of the first one."""
-        for model in self.models.values():
-            with suppress(UserError):
-                if shows(model):
-                    return model.name
-        return next(iter(self.models))
-
     def example(self) -> str:
         """Return a sentence to begin with: the example of a model's evidence."""
-        return self.models[self.first(lambda model: model.example)].example
+        return next((model.example for model in self.models.values() if model.example), "")
 
     def translate(
         self, watch: Watch, text: Any, names: Any, beams: Any, hypotheses: Any, penalty: Any
@@ -123,40 +104,6 @@ class Page:
             yield HTML.note(str(error), True), HTML.translations(states, "Not finished") if states else ""
         except Ended as ended:
             yield HTML.note(f"{ended}."), HTML.translations(states, "Stopped") if states else ""
-
-    def inside(self, name: Any, sentence: Any, layer: Any, head: Any, direction: Any) -> str:
-        """Return the picture and the values of what a model's family can show for a sentence."""
-        models, sentence = self.chosen(name), str(sentence or "")
-        if not models:
-            return HTML.note(NO_CHOICE)
-        try:
-            check_length(sentence, min(self.limits.max_characters, MOST_INSIDE), "The sentence")
-            subject, translator = models[0].subject, models[0].translator
-            chosen = {"layer": layer, "head": head, "direction": direction or None}
-            options = {key: value for key, value in chosen.items() if value is not None and key in subject.options}
-            function = load_function(subject)
-            values = function(translator, sentence, None, **options)
-        except UserError as error:
-            return HTML.note(str(error), True)
-        picture, problem = b"", ""
-        with TemporaryDirectory() as folder:
-            file = Path(folder) / "picture.png"
-            try:
-                function(translator, sentence, str(file), **options)
-                picture = file.read_bytes()
-            except UserError as error:  # no matplotlib
-                problem = str(error)
-        return HTML.inside(picture, f"{subject.summary} for: {sentence}", problem, values)
-
-    def inside_controls(self, name: Any) -> tuple[Any, ...]:
-        """Return the explanation of what a model can show, and which of the controls it has."""
-        try:
-            subject = self.chosen(name)[0].subject
-            text, options = f"{subject.summary[:1].upper()}{subject.summary[1:]}.", subject.options
-        except UserError as error:
-            text, options = str(error), ()
-        names = ("layer", "head", "direction")
-        return HTML.note(text), *(gr.update(visible=option in options, value=None) for option in names)
 
     def about(self, name: Any) -> str:
         """Return the card of a model."""
@@ -188,10 +135,9 @@ def build_page(models: Sequence[str | Path], loading: dict[str, Any] | None = No
         with gr.Tabs():
             with gr.Tab("Text"):
                 add_text_tab(page)
-            with gr.Tab("Inside") as tab:
-                add_inside_tab(page, tab)
             with gr.Tab("About") as tab:
-                model = add_model(page, "about-model", page.first(lambda model: model.card))
+                value = next((model.name for model in page.models.values() if model.card), names[0])
+                model = gr.Dropdown(names, value=value, label="Model", visible=len(names) > 1, elem_id="about-model")
                 gr.on([tab.select, model.change], page.about, model, add_html(elem_id="card"), **AT_ONCE)
     blocks.queue(max_size=allowed.queue_size, default_concurrency_limit=allowed.parallel, api_open=False)
     return blocks
@@ -219,12 +165,6 @@ def add_html(value: str = "", elem_id: str | None = None) -> gr.HTML:
     return gr.HTML(value, elem_id=elem_id, elem_classes="rn-html", apply_default_css=False, js_on_load=None)
 
 
-def add_model(page: Page, elem_id: str, value: str) -> gr.Dropdown:
-    """Add the choice of one model."""
-    names = list(page.models)
-    return gr.Dropdown(names, value=value, label="Model", visible=len(names) > 1, elem_id=elem_id)
-
-
 def add_text_tab(page: Page) -> None:
     """Add the tab for a text."""
     names, most = list(page.models), max(page.limits.max_beams, 2)
@@ -246,23 +186,3 @@ def add_text_tab(page: Page) -> None:
     running = begun.then(page.translate, inputs, [message, result], concurrency_id="translate", **PRIVATE)
     running.failure(reject, message, message, **AT_ONCE)
     stop.click(stop_request, watch, None, **AT_ONCE)
-
-
-def add_inside_tab(page: Page, tab: gr.Tab) -> None:
-    """Add the tab for what the family of a model can show."""
-    model = add_model(page, "inside-model", page.first(lambda model: model.subject))
-    explanation = add_html(elem_id="inside-explanation")
-    texts: dict[str, Any] = {"label": "Sentence", "placeholder": "Enter one sentence"}
-    sentence = gr.Textbox(page.example(), lines=1, elem_id="sentence", **texts)
-    with gr.Row(elem_id="inside-controls"):
-        small: dict[str, Any] = {"visible": False, "value": None, "scale": 0, "min_width": 240}
-        number = small | {"precision": 0, "minimum": 0}
-        layer = gr.Number(label="Layer", info="From 0; empty: the default", **number)
-        head = gr.Number(label="Head", info="From 0; empty: mean of all", **number)
-        direction = gr.Dropdown(["forward", "backward"], label="Direction", **small)
-    start = gr.Button("Show", variant="primary", elem_id="show", scale=0, min_width=180)
-    result = add_html(elem_id="inside-result")
-    gr.on([tab.select, model.change], page.inside_controls, model, [explanation, layer, head, direction], **AT_ONCE)
-    model.change(lambda: "", None, result, **AT_ONCE)
-    settings = PRIVATE | {"show_progress": "minimal", "concurrency_id": "translate"}
-    gr.on([start.click, sentence.submit], page.inside, [model, sentence, layer, head, direction], result, **settings)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from huggingface_hub import ModelCard
 from .._loading_errors import folder_of_model
 from .._plain_card import CARD
 from .._plain_text import is_blank
-from ..analysis.subjects import find_subject
 from ..errors import UserError
-from ..families import Subject
 from ..hub.checked_copy import short_name
 from ..inference.backends.ctranslate2_model import CTranslate2Backend
 from ..inference.options import DecodingOptions
@@ -40,11 +37,6 @@ class DemoModel:
     translator: Translator
     example: str  # sentence of the recorded evidence; empty without one
     card: str  # Markdown without metadata; empty if there is none
-
-    @cached_property
-    def subject(self) -> Subject:
-        """The view of its family's own mechanism; `UserError` if there is nothing to show."""
-        return find_subject(self.translator.inspected_model().config)
 
 
 def load_models(paths: Sequence[str | Path], **settings: Any) -> list[DemoModel]:
@@ -94,12 +86,6 @@ def decoding_options(limits: Limits, beams: Any, hypotheses: Any, penalty: Any) 
         check_value(name, value, int, Range(least=1, most=limits.max_beams))
     options = {"num_hypotheses": hypotheses, "length_penalty": penalty, "max_tokens": limits.batch_tokens}
     return DecodingOptions(beams=beams, on_long="split", **options)
-
-
-def check_length(text: str, most: int, place: str = "The text") -> None:
-    """Raise `UserError` for a text with too many characters."""
-    if len(text) > most:
-        raise UserError(f"{place} has {len(text):,} characters, and the limit is {most:,}.", field=place)
 
 
 @dataclass
@@ -182,7 +168,8 @@ def translate_text(
     models: Sequence[DemoModel], text: str, options: DecodingOptions, watch: Watch, limits: Limits
 ) -> Iterator[list[Progress]]:
     """Translate a text with several models in turns, some sentences at a time, and yield the state after each turn."""
-    check_length(text, limits.max_characters)
+    if len(text) > (most := limits.max_characters):
+        raise UserError(f"The text has {len(text):,} characters, and the limit is {most:,}.", field="The text")
     states = [Progress(model, split_into_segments(model.translator, text, options, limits)) for model in models]
     for size in chain(BATCHES, repeat(BATCHES[-1])):
         if not (waiting := [state for state in states if not state.is_complete]):

@@ -3,9 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 
 from ..errors import UserError, short_repr
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
@@ -15,7 +17,6 @@ from .checked_copy import check_fields
 
 IMPORTED = "marian_settings"  # field of a configuration
 OFF: tuple[Any, ...] = (False, 0, "", [], None)  # values of a setting that is off
-ANYTHING: tuple[Any, ...] = ()
 # Norm, dropout and sum before and after a sub-layer and after all layers, by whether the norm comes first.
 ORDER = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
 ORDERS = {False: ("", "dan", ""), True: ("n", "da", "n")}
@@ -24,63 +25,15 @@ ACTIVATIONS = {"swish": "silu", "relu": "relu"}
 EXACT_GELU = (1, 12, 3)
 GELUS = {"quick_gelu": "v1.12.0", "gelu": "v1.12.3"}
 AUTOREGRESSIONS = {"self-attention": "self_attention", "rnn": "ssru", "average-attention": "average_attention"}
-# All known settings, with the supported values: a range of integers, some values, or any value of those that are
-# checked together with others, or have no effect on a Transformer that translates.
-# Marian does not read `transformer-train-position-embeddings`; trained positions are an array Wpos, which no parameter
-# receives.
-SETTINGS: dict[str, range | tuple[Any, ...]] = {}
-for names, allowed in (
-    ("type", ("transformer",)),
-    ("enc-depth dec-depth beam-size", range(1, 1001)),
-    ("transformer-aan-depth", range(1, 3)),
-    ("dim-emb transformer-heads", range(1, 2**16 + 1)),
-    ("transformer-dim-ffn transformer-dim-aan", range(1, 2**20 + 1)),
-    ("transformer-decoder-dim-ffn", range(2**20 + 1)),
-    ("transformer-decoder-autoreg", tuple(AUTOREGRESSIONS)),
-    ("transformer-ffn-activation transformer-aan-activation", (*ACTIVATIONS, "gelu")),
-    ("transformer-preprocess", ("n", "")),
-    ("transformer-postprocess-emb", ("d", "")),
-    ("transformer-ffn-depth", (2,)),
-    ("transformer-decoder-ffn-depth", (0, 2)),
-    ("transformer-attention-mask", ("default", "")),
-    ("input-types", ([], ["sequence"], ["sequence", "sequence"])),
-    ("tied-embeddings tied-embeddings-src tied-embeddings-all output-omit-bias", (True, False)),
-    ("transformer-rnn-projection transformer-aan-nogate allow-unk allow-special", (True, False)),
-    ("right-left ulr ulr-dim-emb ulr-trainable-transformation layer-normalization", (False,)),
-    ("lemma-dim-emb lemma-dependency factors-dim-emb input-reorder input-join-fields", (False,)),
-    ("transformer-no-projection transformer-tied-layers transformer-pool transformer-no-bias", (False,)),
-    ("transformer-no-affine transformer-disable-position-embeddings transformer-train-positions", (False,)),
-    ("transformer-alibi-shift transformer-alibi-trainable special-vocab word-penalty", (False,)),
-    ("transformer-postprocess transformer-postprocess-top dec-cell transformer-guided-alignment-layer", ANYTHING),
-    ("dim-vocabs normalize max-length-factor version dim-rnn skip separator-symbol factors-combine", ANYTHING),
-    ("enc-type enc-cell enc-cell-depth dec-cell-base-depth dec-cell-high-depth", ANYTHING),
-    ("bert-train-type-embeddings bert-type-vocab-size transformer-depth-scaling", ANYTHING),
-    ("transformer-train-position-embeddings", ANYTHING),
-):
-    SETTINGS |= dict.fromkeys(names.split(), allowed)
-# Settings of a file for marian-decoder without effect on translations.
-WITHOUT_EFFECT = (
-    "models vocabs relative-paths shortlist alignment n-best word-scores quiet log quiet-translation log-level "
-    "cpu-threads num-devices devices workspace data-threads mini-batch mini-batch-words maxi-batch maxi-batch-sort "
-    "max-length max-length-crop seed gemm-precision gemm-type optimize precision fp16 skip-cost input output stat-freq "
-    "ssplit-mode ssplit-prefix-file max-length-break"
-)
-# Settings that every file has, and the defaults of the others: Marian's, or those of the tools that publish students.
-REQUIRED = ("type", "dim-emb", "enc-depth", "dec-depth")
-SEARCH_DEFAULTS: dict[str, Any] = {"beam-size": 1, "normalize": 1.0, "max-length-factor": 3.0}
-# Those of an exported model that was not imported, before the settings of its configuration.
-DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("right-left", "ulr", "ulr-trainable-transformation", "layer-normalization", "skip"), False),
-    **dict.fromkeys(("transformer-no-projection", "transformer-pool", "transformer-rnn-projection"), False),
-    **dict.fromkeys(("transformer-train-position-embeddings", "transformer-aan-nogate"), False),
-    **{"bert-train-type-embeddings": True, "bert-type-vocab-size": 2, "input-types": [], "lemma-dim-emb": 0},
-    **{"enc-type": "bidirectional", "enc-cell": "gru", "enc-cell-depth": 1, "dim-rnn": 1024, "ulr-dim-emb": 0},
-    **{"dec-cell": "gru", "dec-cell-base-depth": 2, "dec-cell-high-depth": 1, "transformer-ffn-depth": 2},
-    **{"transformer-aan-activation": "swish", "transformer-aan-depth": 2, "transformer-dim-aan": 2048},
-    **{"transformer-guided-alignment-layer": "last", "transformer-postprocess-emb": "d", "type": "transformer"},
-    **{"transformer-tied-layers": [], "transformer-ffn-activation": "swish", "transformer-heads": 8},
-    **{"transformer-dim-ffn": 2048, "transformer-decoder-dim-ffn": 0, "transformer-decoder-autoreg": "self-attention"},
-}
+# Known settings, defaults, and those of marian-decoder without effect.
+TABLE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+DEFAULTS, SEARCH_DEFAULTS = TABLE["defaults"], TABLE["search_defaults"]
+# Supported values of all known settings; an empty list allows any.
+SETTINGS: dict[str, range | list[Any]] = {name: [] for name in TABLE["any"].split()}
+for names, (least, most) in TABLE["ranges"].items():
+    SETTINGS |= dict.fromkeys(names.split(), range(least, most + 1))
+for names, values in TABLE["values"].items():
+    SETTINGS |= dict.fromkeys(names.split(), values)
 # Settings and fields with the same values.
 SAME = {
     **{"dim-emb": "d_model", "enc-depth": "encoder_layers", "dec-depth": "decoder_layers"},
@@ -102,13 +55,13 @@ class Settings:
     is_search: bool = False  # whether they are those of marian-decoder, some of which have no effect on translations
 
     def __post_init__(self) -> None:
-        for name, value in sorted({**dict.fromkeys(REQUIRED), **self.values}.items()):
-            allowed = SETTINGS.get(name, ANYTHING)
+        for name, value in sorted({**dict.fromkeys(TABLE["required"]), **self.values}.items()):
+            allowed = SETTINGS.get(name, [])
             if isinstance(allowed, range):
                 is_supported = type(value) is int and value in allowed
             else:
                 is_supported = not allowed or any(is_same(value, one) for one in allowed)
-            is_known = name in SETTINGS or (self.is_search and name in WITHOUT_EFFECT.split())
+            is_known = name in SETTINGS or (self.is_search and name in TABLE["without_effect"].split())
             self.require(is_supported and is_known, name)
 
     def __getitem__(self, name: str) -> Any:

@@ -35,6 +35,7 @@ from .card import card_of_copy
 from .checked_copy import SHARD, model_folder, short_name, write_checked_copy
 
 
+HERE = Path(__file__).parent  # of templates
 # Files that a repository may contain. Nothing else is ever uploaded.
 ALLOWED = (
     *(CARD, "config.json", "generation_config.json", "*.py", RECIPE, EVIDENCE, RELATIONS_FILE, f"{TRANSLATIONS}/*"),
@@ -243,34 +244,6 @@ def listing(folder: Path) -> str:
     return "\n".join(f"{name:<{width}}  {size:>13,}" for name, size in sizes.items())
 
 
-APP = '''"""Page to try translation models, written by `recnmt publish --space`. Run it with `python app.py`."""
-
-import json
-import os
-from pathlib import Path
-
-from huggingface_hub import snapshot_download
-from recnmt_hf.demo import serve
-from recnmt_hf.hub.publishing import FILES
-
-HERE = Path(__file__).resolve().parent
-if __name__ == "__main__":
-    places = json.loads((HERE / "recnmt_space.json").read_text("utf-8"))
-    for name, place in places.items():
-        if place is not None:  # a model of the Hub, and the commit that is shown
-            snapshot_download(place[0], revision=place[1], local_dir=HERE / "models" / name, allow_patterns=FILES)
-    # The Hub sets these variables, and its proxy has the page's name; elsewhere the page is for this computer only.
-    host, port = os.environ.get("GRADIO_SERVER_NAME"), int(os.environ.get("GRADIO_SERVER_PORT", 7860))
-    models = [str(HERE / "models" / name) for name in places]
-    serve(models, host=host or "127.0.0.1", port=port, allowed_hosts=["*"] if host else [])
-'''
-TEXT = """# {title}
-
-Translate with {models}. The page was written by `recnmt publish --space` of recnmt_hf {version}. To run it on your own
-computer: `pip install -r requirements.txt`, then `python app.py`.
-"""
-
-
 def prepare_space(models: Sequence[str], output: str | Path, name: str, license: str | None = None) -> Path:
     """
     Write the contents of a Space into a folder that runs with `python app.py`: the page, pinned requirements, this
@@ -306,7 +279,7 @@ def prepare_space(models: Sequence[str], output: str | Path, name: str, license:
             names.append(f"[{model}](https://huggingface.co/{model})")
             files += [sibling.rfilename for sibling in found.siblings or []]
         files += files_of(working)
-        (working / "app.py").write_text(APP, encoding="utf-8")
+        shutil.copyfile(HERE / "space_app.template", working / "app.py")
         (working / SPACE).write_text(json.dumps(places, indent=1, ensure_ascii=False), encoding="utf-8")
         index = "--extra-index-url https://download.pytorch.org/whl/cpu"  # the free Spaces have no GPU
         (working / "requirements.txt").write_text("\n".join([index, *requirements(files), ""]), encoding="utf-8")
@@ -324,8 +297,8 @@ def prepare_space(models: Sequence[str], output: str | Path, name: str, license:
             models=[place[0] for place in places.values() if place] or None,
             short_description=f"Translate with {title}"[:60],  # the Hub accepts no longer one
         )
-        text = TEXT.format(title=title, models=", ".join(names), version=__version__)
-        SpaceCard(f"---\n{data.to_yaml()}\n---\n\n{text}").save(working / CARD)
+        values = {"title": title, "models": ", ".join(names), "version": __version__}
+        SpaceCard.from_template(data, str(HERE / "space_card.md"), **values).save(working / CARD)
         check_contents(working, "space")
     return Path(output)
 
