@@ -29,7 +29,7 @@ from recnmt_hf.models.kernels_triton import block, row_constants
 
 # Arguments that are integers, or tensors in bfloat16 or of truth values; the others are tensors in float32.
 INTEGERS = {"first", "words", "rows", "length", "group"}
-LOW = {"recurrent", "mapped", "query", "grad_query", "added", "grad_recurrent", "from_next"}
+LOW = {"recurrent", "mapped", "query", "grad_query", "grad_recurrent", "from_next"}
 TRUTH = {"real", "visible"}
 
 
@@ -48,8 +48,6 @@ def kernels(width: int) -> dict[Any, dict[str, Any]]:
         attentional.attention_forward: attention,
         attentional.attention_backward: attention,
         light.scan: {"D": width, "BLOCK": light.CHANNELS, "num_warps": 1},
-        vrnmt.tanh_forward: row,
-        vrnmt.tanh_backward: row,
         vrnmt.draw_forward: row,
         vrnmt.draw_backward: row,
     }

@@ -144,8 +144,8 @@ class StepMatmuls:
     def __call__(self, states: Tensor) -> Tensor:
         if self.low == self.dtype:
             return fast_linear(states, self.weight, self.bias)
-        mapped = fast_linear(states.to(self.low), self.weight).to(self.dtype)
-        return mapped if self.bias is None else mapped + self.bias
+        mapped = fast_linear(states.to(self.low), self.weight)
+        return mapped.to(self.dtype) if self.bias is None else mapped + self.bias
 
     def add_to(self, total: Tensor, states: Tensor) -> None:
         """Add `states @ weight.T` to `total`, in the type of `total`."""

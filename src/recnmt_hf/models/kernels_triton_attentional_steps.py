@@ -176,8 +176,8 @@ def run_forward(
         attention.run(attention_forward, rows, *inputs, all_weights[j], reads, both.stride(0))
         added = None
         if part is not None:
-            inputs = (middle, both[:, 4 * width :], reads[:, 3 * width :], *(tensor[j] for tensor in given))
-            added, results, of_part = part.step_on_gpu(*inputs)
+            inputs = (middle, reads[:, 3 * width :], *(tensor[j] for tensor in given))
+            added, results, of_part = part.step(*inputs, mapped=both[:, 4 * width :])
             others.append(results)
             kept_by_part.append(of_part)
         own = None if is_conditional else gates[j]
@@ -229,8 +229,8 @@ def run_backward(
         launch_rows(gru_backward, carried, *inputs, *outputs, values.shape[-1], len(joint))
         given = None
         if part is not None and part.hidden is not None:
-            part.step_backward_on_gpu(j, by_part[j], grad_joint[j, :, 4 * width :])
-            given = part.of_queries[j]
+            part.step_backward(j, None, by_part[j])
+            grad_joint[j, :, 4 * width :], given = part.grad_hidden[j], part.of_queries[j]
         inputs = (mapped[j], kernels.keys, kernels.score, kernels.values, attention[j], grad_reads[j], grad_weights[j])
         outputs = (grad_joint[j], slopes, of_score, joint.shape[0], joint.shape[0])
         kernels.run(attention_backward, kernels.sources, *inputs, *outputs)

@@ -14,7 +14,7 @@ from .kernels_attentional_steps import differentiable_steps
 from .kernels_cpu_matmuls import StepMatmuls
 from .kernels_shared import graph_operator
 from .kernels_triton import sample, with_gradients
-from .kernels_triton_vrnmt import LARGEST_LOG_VARIANCE, draw_gradient, drawn, tanh_gradient, tanh_of_sum
+from .kernels_triton_vrnmt import LARGEST_LOG_VARIANCE, draw_gradient, draw_on_gpu
 
 
 class LatentWeights(NamedTuple):
@@ -100,29 +100,19 @@ class LatentPart:
         return with_gradients(latent_states(*tensors), inputs)
 
     def step(
-        self, query: Tensor, reads: Tensor, given: Tensor, noise: Tensor | None = None
+        self, query: Tensor, reads: Tensor, given: Tensor, noise: Tensor | None = None, mapped: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor], tuple[Tensor | None, ...]]:
-        """Return a step's part of the gates, the results query, moments and u, and what the backward pass needs."""
+        """
+        Return a step's part of the gates, the results query, moments and u, and what the backward pass needs. With the
+        query's part `mapped` of the hidden layer, kernels for GPUs draw.
+        """
         if self.hidden is None:
             return given, [], ()
-        hidden = tanh_(self.hidden(query) + given + reads)
+        hidden = tanh_((self.hidden(query) if mapped is None else mapped) + given + reads)
         moments = self.moments(hidden)
-        value = moments if noise is None else draw(moments, noise)
+        value = moments if noise is None else (draw if mapped is None else draw_on_gpu)(moments, noise)
         u = tanh_(self.latent(value))
         return self.gates(u), [query, moments, u], (hidden, value, noise)
-
-    def step_on_gpu(
-        self, query: Tensor, mapped: Tensor, reads: Tensor, given: Tensor, noise: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor], tuple[Tensor | None, ...]]:
-        """Compute [`step`] by kernels, from the query's part `mapped` of the hidden layer."""
-        if self.hidden is None:
-            return given, [], ()
-        dtype = query.dtype
-        hidden, low = tanh_of_sum(mapped, dtype, None, reads, given)
-        mapped = torch.mm(low, self.moments.weight.t())
-        moments, value, low = drawn(mapped, self.moments.bias, noise, dtype)
-        u, low = tanh_of_sum(torch.mm(low, self.latent.weight.t()), dtype, self.latent.bias)
-        return torch.mm(low, self.gates.weight.t()), [query, moments, u], (hidden, value, noise)
 
     def start_backward(
         self, results: Sequence[Tensor], gradients: Sequence[Tensor], grad_gates: Tensor, grad_hidden: Tensor
@@ -134,37 +124,32 @@ class LatentPart:
             self.of_queries, self.of_moments, self.of_u = gradients
             self.grad_moments, self.grad_latents = map(torch.empty_like, results[1:])  # of u before the tanh
 
-    def step_backward(self, j: int, grad_query: Tensor, saved: Sequence[Any]) -> None:
-        """Fill the gradients of a step, from that of the second GRU's gates, and add its part to `grad_query`."""
+    def step_backward(self, j: int, grad_query: Tensor | None, saved: Sequence[Any]) -> None:
+        """
+        Fill the gradients of a step, from that of the second GRU's gates, and add its part to `grad_query`; without it,
+        that part is left out and kernels for GPUs are used.
+        """
         if self.hidden is None:
             return
         hidden, _, noise = saved
         # u_j = tanh(W_z z_j + b_z)
-        u = self.all_u[j]
+        u, moments = self.all_u[j], self.all_moments[j]
         torch.mul(self.gates.backward(self.grad_gates[j]) + self.of_u[j], 1 - u * u, out=self.grad_latents[j])
         grad_moment = self.latent.backward(self.grad_latents[j])
-        if noise is not None:
-            # z_j = mu_j + exp(v_j / 2) e_j
-            log_variance = self.all_moments[j].chunk(2, dim=-1)[1]
-            inside = log_variance.abs() <= LARGEST_LOG_VARIANCE
-            spread = (clamped(log_variance) / 2).exp() * noise / 2
-            grad_moment = torch.cat([grad_moment, grad_moment * spread * inside], dim=-1)
-        torch.add(grad_moment, self.of_moments[j], out=self.grad_moments[j])
+        if noise is not None and grad_query is None:
+            draw_gradient(grad_moment, self.of_moments[j], moments, noise, self.grad_moments[j])
+        else:
+            if noise is not None:
+                # z_j = mu_j + exp(v_j / 2) e_j
+                log_variance = moments.chunk(2, dim=-1)[1]
+                inside = log_variance.abs() <= LARGEST_LOG_VARIANCE
+                spread = (clamped(log_variance) / 2).exp() * noise / 2
+                grad_moment = torch.cat([grad_moment, grad_moment * spread * inside], dim=-1)
+            torch.add(grad_moment, self.of_moments[j], out=self.grad_moments[j])
         torch.mul(self.moments.backward(self.grad_moments[j]), 1 - hidden * hidden, out=self.grad_hidden[j])
-        grad_query += self.hidden.backward(self.grad_hidden[j])
-        grad_query += self.of_queries[j]
-
-    def step_backward_on_gpu(self, j: int, saved: Sequence[Any], low_hidden: Tensor) -> None:
-        """Compute [`step_backward`] by kernels but for the query, of whose hidden layer it fills `low_hidden`."""
-        hidden, _, noise = saved
-        low = torch.empty_like(self.all_u[j], dtype=low_hidden.dtype)
-        mapped = torch.mm(self.grad_gates[j].to(low.dtype), self.gates.weight)
-        tanh_gradient(mapped, self.of_u[j], self.all_u[j], self.grad_latents[j], low)
-        mapped, moments = torch.mm(low, self.latent.weight), self.all_moments[j]
-        low = torch.empty_like(moments, dtype=low.dtype)
-        draw_gradient(mapped, self.of_moments[j], moments, noise, self.grad_moments[j], low)
-        mapped = torch.mm(low, self.moments.weight)
-        tanh_gradient(mapped, None, hidden, self.grad_hidden[j], low_hidden)
+        if grad_query is not None:
+            grad_query += self.hidden.backward(self.grad_hidden[j])
+            grad_query += self.of_queries[j]
 
     def gradients(self, queries: Tensor, saved: Sequence[Any]) -> tuple[Tensor | None, ...]:
         """Return the gradients of all tensors, from all steps' queries and saved tensors."""
