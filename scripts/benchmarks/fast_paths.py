@@ -306,18 +306,18 @@ def onlstm_cases(size: str, batch_size: int, length: int) -> Iterator[Case]:
 
 
 def scan_cases(config: Any, batch_size: int, length: int) -> Iterator[Case]:
-    """The recurrence of an SSRU decoder, step by step; the scan in parallel passes is for other devices."""
+    """The recurrence of an SSRU decoder."""
     from recnmt_hf.models import light_decoders
 
     shape = (batch_size, length, config.d_model)
     decay, values = torch.rand(shape).requires_grad_(), torch.randn(shape, requires_grad=True)
-    initial = torch.zeros(batch_size, config.d_model)
-    run = partial(light_decoders.linear_scan_reference, decay, values, initial)
-    paths = {"sequential": light_decoders.LinearScan.apply, "parallel": light_decoders.parallel_scan}
-    for trains, (name, scan) in itertools.product((True, False), paths.items()):
-        taken = kernels_shared.allowed() and name == "sequential"
-        text = f"{batch_size} x {length} x {config.d_model}"
-        yield Case(f"{name} scan of an SSRU", text, partial(scan, decay, values, initial), run, taken, trains)
+    inputs = decay, values, torch.zeros(batch_size, config.d_model)
+    fast, slow = (
+        partial(run, *inputs) for run in (light_decoders.LinearScan.apply, light_decoders.linear_scan_reference)
+    )
+    text = f"{batch_size} x {length} x {config.d_model}"
+    for trains in (True, False):
+        yield Case("scan of an SSRU", text, fast, slow, kernels_shared.allowed(), trains)
 
 
 def time_case(case: Case, rounds: int) -> PathTiming:

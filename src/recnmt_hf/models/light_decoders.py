@@ -22,7 +22,6 @@ from .kernels_shared import (
     dropout,
     graph_operator,
     is_exporting,
-    on_cpu,
     scan_steps,
     wide_type,
 )
@@ -41,27 +40,6 @@ def linear_scan_reference(decay: Tensor, values: Tensor, initial: Tensor) -> Ten
     return scan_steps(step, [initial], decay.transpose(0, 1), values.transpose(0, 1))[0].transpose(0, 1)
 
 
-def sequential_scan(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
-    """Compute [`linear_scan_reference`] step by step into one tensor; no gradient is recorded."""
-    states, state = torch.empty_like(values), initial
-    for t in range(values.shape[1]):
-        state = torch.addcmul(values[:, t], decay[:, t], state, out=states[:, t])
-    return states
-
-
-def parallel_scan(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
-    """Compute [`linear_scan_reference`] in log2(length) passes over all steps (Hillis and Steele, 1986)."""
-    # After a pass of distance k each step holds its last 2 k steps. Nothing is divided, so small decays are exact.
-    values = torch.cat([torch.addcmul(values[:, :1], decay[:, :1], initial[:, None]), values[:, 1:]], dim=1)
-    distance = 1
-    while distance < values.shape[1]:
-        late = torch.addcmul(values[:, distance:], decay[:, distance:], values[:, :-distance])
-        values = torch.cat([values[:, :distance], late], dim=1)
-        decay = torch.cat([decay[:, :distance], decay[:, distance:] * decay[:, :-distance]], dim=1)
-        distance *= 2
-    return values
-
-
 class LinearScan(CustomGradient):
     """[`linear_scan_reference`] with a backward pass that is a linear recurrence from right to left."""
 
@@ -69,9 +47,10 @@ class LinearScan(CustomGradient):
     def forward(decay: Tensor, values: Tensor, initial: Tensor) -> Tensor:
         if runs_triton("SSRU", example, decay, values, initial):
             return run_scan(decay, values, initial)
-        # One kernel for each step costs less than several passes over all steps, except where kernels are launched.
-        scan = sequential_scan if on_cpu(values) or values.is_meta else parallel_scan
-        return scan(decay, values, initial)
+        states, state = torch.empty_like(values), initial
+        for t in range(values.shape[1]):
+            state = torch.addcmul(values[:, t], decay[:, t], state, out=states[:, t])
+        return states
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -37,60 +37,50 @@ def sinusoid_table(num_positions: int, dim: int, kind: str, dtype: torch.dtype =
     return table.to(dtype)
 
 
-class SinusoidalPositionEmbedding(nn.Module):
-    """Fixed sinusoids, looked up by position. The table is a buffer outside the state dict."""
+class PositionEmbedding(nn.Module):
+    """Positions, looked up in a trained table (`"learned"`) or in fixed sinusoids, a buffer outside the state dict."""
 
-    table: Tensor
-
-    def __init__(self, num_positions: int, dim: int, kind: str = "sinusoidal"):
+    def __init__(self, num_positions: int, dim: int, kind: str):
         super().__init__()
         self.kind = kind
+        if kind == "learned":
+            self.weight = nn.Parameter(torch.empty(num_positions, dim))
+            return
         # The default type and device are those of the weights, also while `from_pretrained(dtype=...)` builds a model.
         table = sinusoid_table(num_positions, dim, kind, torch.get_default_dtype())
         self.register_buffer("table", table.to(torch.get_default_device()), persistent=False)
 
     def initialize(self, start: Initialization) -> None:
-        init.copy_(self.table, self.compute_table())
+        if self.kind == "learned":
+            start.table_(self.weight)
+        else:
+            init.copy_(self.table, self.compute_table())
 
     def compute_table(self) -> Tensor:
-        return sinusoid_table(self.table.shape[0], self.table.shape[1], self.kind, self.table.dtype)
+        rows, dim = self.table.shape
+        return sinusoid_table(rows, dim, self.kind, self.table.dtype)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         # A table widened from another type would lack half of its digits.
-        dtype = self.table.dtype
+        dtype = None if self.kind == "learned" else self.table.dtype
         super()._apply(fn, recurse)
-        if self.table.dtype != dtype and self.table.device.type != "meta":
+        if dtype is not None and self.table.dtype != dtype and self.table.device.type != "meta":
             self.table.copy_(self.compute_table())
         return self
 
-    def forward(self, length: int, offset: int | Tensor = 0, position_ids: Tensor | None = None) -> Any:
-        """Return rows `(length, dim)` from `offset` on, or `(batch_size, length, dim)` for given positions."""
-        return look_up(self.table, length, offset, position_ids)
-
-
-class LearnedPositionEmbedding(nn.Module):
-    """A trained table of positions, used like [`SinusoidalPositionEmbedding`]."""
-
-    def __init__(self, num_positions: int, dim: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_positions, dim))
-
-    def initialize(self, start: Initialization) -> None:
-        start.table_(self.weight)
-
-    def forward(self, length: int, offset: int | Tensor = 0, position_ids: Tensor | None = None) -> Any:
-        return look_up(self.weight, length, offset, position_ids)
-
-
-def look_up(table: Tensor, length: int, offset: int | Tensor, position_ids: Tensor | None) -> Any:
-    """Return rows of `table`; raises `UserError` when a sequence is longer than the table."""
-    if position_ids is not None:
-        return nn.functional.embedding(position_ids, table)
-    # Static caches keep their length on the device; an exported graph is free of it.
-    if isinstance(offset, Tensor) or is_exporting():
-        return nn.functional.embedding(torch.arange(length, device=table.device) + offset, table)
-    check_length(offset + length, table.shape[0])
-    return table[offset : offset + length]
+    def forward(self, length: int, offset: int | Tensor = 0, position_ids: Tensor | None = None) -> Tensor:
+        """
+        Return rows `(length, dim)` from `offset` on, or `(batch_size, length, dim)` for given positions; raises
+        `UserError` when a sequence is longer than the table.
+        """
+        table = self.weight if self.kind == "learned" else self.table
+        if position_ids is not None:
+            return nn.functional.embedding(position_ids, table)
+        # Static caches keep their length on the device; an exported graph is free of it.
+        if isinstance(offset, Tensor) or is_exporting():
+            return nn.functional.embedding(torch.arange(length, device=table.device) + offset, table)
+        check_length(offset + length, table.shape[0])
+        return table[offset : offset + length]
 
 
 def check_length(length: int, limit: int) -> None:
@@ -108,11 +98,8 @@ class TokenAndPositionInput(nn.Module):
         self.max_positions = config.max_position_embeddings
         self.dropout = config.dropout
         channels = config.d_model if channels is None else channels
-        self.embed_positions: nn.Module | None = None
-        if position_kind == "learned":
-            self.embed_positions = LearnedPositionEmbedding(self.max_positions, channels)
-        elif position_kind != "none":
-            self.embed_positions = SinusoidalPositionEmbedding(self.max_positions, channels, position_kind)
+        has_positions = position_kind != "none"
+        self.embed_positions = PositionEmbedding(self.max_positions, channels, position_kind) if has_positions else None
 
     def forward(
         self,
