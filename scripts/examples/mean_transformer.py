@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationMixin
 
 from recnmt_hf import NMTTransformerConfig, NMTTransformerPreTrainedModel
 from recnmt_hf.models.modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder
@@ -49,9 +48,7 @@ class MeanTransformerModel(MeanTransformerPreTrainedModel, Seq2SeqModelBase):
     encoder_class, decoder_class = MeanTransformerEncoder, NMTTransformerDecoder
 
 
-class MeanTransformerForConditionalGeneration(
-    MeanTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
-):
+class MeanTransformerForConditionalGeneration(MeanTransformerPreTrainedModel, Seq2SeqConditionalGeneration):
     model_class = MeanTransformerModel
 
 

@@ -11,6 +11,7 @@ from .family import Family, PaperRow, PaperTable, PaperTask, Subject
 
 __all__ = ["FAMILIES", "MODEL_TYPES", "Family", "PaperRow", "PaperTable", "PaperTask", "Subject"]
 
-_manifests = sorted(file for file in resources.files(__name__).iterdir() if file.name.endswith(".yaml"))
+_names = sorted(file.name for file in resources.files(__name__).iterdir() if file.name.endswith(".yaml"))
+_manifests = map(resources.files(__name__).joinpath, _names)
 FAMILIES = {family.model_type: family for family in map(Family.load, _manifests)}
 MODEL_TYPES = tuple(FAMILIES)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import masked_softmax
-from .kernels_shared import is_exporting, on_cpu
+from .kernels_shared import Mask, is_exporting, on_cpu
 
 
 # Below this number of values torch's own tanh is as fast.
@@ -25,7 +25,7 @@ class AdditiveAttention(nn.Module):
         self.k_proj = nn.Linear(annotation_size, attention_size)
         self.score = nn.Linear(attention_size, 1, bias=False)
 
-    def forward(self, state: Tensor, annotations: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, state: Tensor, annotations: Tensor, visible: Mask) -> tuple[Tensor, Tensor]:
         """
         Return the context `(batch_size, annotation_size)` and the weights for states `(batch_size, query_size)` and
         annotations `(batch_size, source_length, annotation_size)`.
@@ -42,7 +42,7 @@ def tanh_(values: Tensor) -> Tensor:
     return values.tanh_() if values.numel() < FEW_VALUES else values.mul_(2).sigmoid_().mul_(2).sub_(1)
 
 
-def attend(query: Tensor, keys: Tensor, visible: Tensor | None, score: Tensor) -> Tensor:
+def attend(query: Tensor, keys: Tensor, visible: Mask, score: Tensor) -> Tensor:
     """Return the weights of additive attention, `(num_sources, g, source_length)`, for queries W s, keys U h_i + b."""
     sources, _, width = keys.shape
     energies = tanh_(query.view(sources, -1, 1, width) + keys[:, None])

@@ -11,8 +11,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .decoder_cache import read_source_memory, self_attention_cache
 from .kernels_cpu_matmuls import project, project_together
+from .kernels_shared import Mask, has_short_rows, is_plain, prefers_plain_matmuls
 from .kernels_shared import dropout as random_dropout
-from .kernels_shared import has_short_rows, is_plain, prefers_plain_matmuls
 
 
 def eager_attention_forward(
@@ -20,7 +20,7 @@ def eager_attention_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Mask,
     scaling: float,
     dropout: float = 0.0,
     query_offset: int | Tensor | None = None,
@@ -49,7 +49,7 @@ def key_positions(scores: Tensor, query_offset: int | Tensor | None) -> tuple[Te
 
 
 def visible_positions(
-    module: nn.Module, attention_mask: Tensor | None, scores: Tensor, query_offset: int | Tensor | None = None
+    module: nn.Module, attention_mask: Mask, scores: Tensor, query_offset: int | Tensor | None = None
 ) -> Tensor | None:
     """Return the mask as booleans; causal attention without a mask makes its own, as torch's attention does."""
     if attention_mask is None:
@@ -62,7 +62,7 @@ def visible_positions(
     return attention_mask > torch.finfo(attention_mask.dtype).min / 2
 
 
-def masked_softmax(scores: Tensor, visible: Tensor | None, dtype: torch.dtype) -> Tensor:
+def masked_softmax(scores: Tensor, visible: Mask, dtype: torch.dtype) -> Tensor:
     """Compute a softmax over the last axis in at least float32; rows without a visible key become zero, not NaN."""
     if visible is None:
         return softmax(scores).to(dtype)
@@ -128,7 +128,7 @@ class MultiHeadAttention(nn.Module):
         self,
         hidden_states: Tensor,
         key_value_states: Any = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Mask = None,
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
@@ -158,7 +158,7 @@ class MultiHeadAttention(nn.Module):
         return project(self.out_proj, context), weights
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Mask, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Return contexts `(batch_size, query_length, num_heads, head_dim)` and weights, by the attention interface."""
         dropout = self.dropout if self.training else 0.0
@@ -175,9 +175,7 @@ class MultiHeadAttention(nn.Module):
         settings |= {"dropout": dropout, "scaling": self.scaling, "is_causal": self.is_causal}
         return interface(self, query, key, value, attention_mask, **settings)
 
-    def head_weights(
-        self, head: int, hidden_states: Tensor, key_value_states: Tensor, visible: Tensor | None
-    ) -> Tensor:
+    def head_weights(self, head: int, hidden_states: Tensor, key_value_states: Tensor, visible: Mask) -> Tensor:
         """Compute one head's weights `(batch_size, query_length, key_length)` in at least float32, without dropout."""
         own = slice(head * self.head_dim, (head + 1) * self.head_dim)
         query, key = (
@@ -198,7 +196,7 @@ class MultiHeadAttention(nn.Module):
         return states.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
 
 
-def source_mask(config: PreTrainedConfig, states: Tensor, attention_mask: Tensor | None) -> Any:
+def source_mask(config: PreTrainedConfig, states: Tensor, attention_mask: Mask) -> Any:
     """Return the kernel mask of a memory `(num_sources, length, d)` from its token mask `(num_sources, length)`."""
     if attention_mask is None:
         return None
@@ -210,14 +208,14 @@ def source_mask(config: PreTrainedConfig, states: Tensor, attention_mask: Tensor
     )
 
 
-def self_mask(config: PreTrainedConfig, states: Tensor, attention_mask: Tensor | None) -> Any:
+def self_mask(config: PreTrainedConfig, states: Tensor, attention_mask: Mask) -> Any:
     """Return the kernel mask of an encoder's self-attention over `states` `(batch_size, length, d)`."""
     if not has_own_masks(config._attn_implementation):
         return source_mask(config, states, attention_mask)
     return create_bidirectional_mask(config=config, inputs_embeds=states, attention_mask=attention_mask)
 
 
-def causal_mask(config: PreTrainedConfig, states: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Any:
+def causal_mask(config: PreTrainedConfig, states: Tensor, attention_mask: Mask, cache: Cache | None) -> Any:
     """Return the kernel mask of a decoder's self-attention; one new token of an unpadded, growing cache needs none."""
     own = None if cache is None else self_attention_cache(cache)
     if attention_mask is None and states.shape[1] == 1 and not (own is not None and own.is_compileable):

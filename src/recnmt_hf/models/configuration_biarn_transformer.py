@@ -96,9 +96,8 @@ class BiARNTransformerConfig(NMTTransformerConfig):
         return self.decoder_memory == "both"
 
     def baseline(self) -> NMTTransformerConfig | None:
-        if self.recurrence_encoder_type is None and self.encoder_type == "transformer":
-            return None
-        return NMTTransformerConfig(**self.fields_of(NMTTransformerConfig))
+        differs = self.recurrence_encoder_type is not None or self.encoder_type != "transformer"
+        return NMTTransformerConfig(**self.fields_of(NMTTransformerConfig)) if differs else None
 
     def check_values(self) -> None:
         super().check_values()

@@ -94,9 +94,7 @@ class GCNRNMTConfig(RNMTConfig):
         return {"subwords": self.gcn_subwords, "root": self.gcn_root} if self.reads_trees else None
 
     def baseline(self) -> "GCNRNMTConfig | None":
-        if self.gcn_layers == 0:
-            return None
-        return GCNRNMTConfig(**{**self.fields_of(GCNRNMTConfig), "gcn_layers": 0})
+        return GCNRNMTConfig(**self.fields_of(GCNRNMTConfig, gcn_layers=0)) if self.gcn_layers else None
 
     def check_values(self) -> None:
         super().check_values()

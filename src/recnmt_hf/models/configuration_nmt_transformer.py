@@ -133,10 +133,8 @@ class NMTTransformerConfig(Seq2SeqConfig):
 
     def baseline(self) -> "NMTTransformerConfig | None":
         """Return the Transformer with self-attention, from which a light decoder can be initialized, or `None`."""
-        if self.decoder_autoregression == "self_attention":
-            return None
-        fields = self.fields_of(NMTTransformerConfig)
-        return NMTTransformerConfig(**{**fields, "decoder_autoregression": "self_attention"})
+        fields = self.fields_of(NMTTransformerConfig, decoder_autoregression="self_attention")
+        return NMTTransformerConfig(**fields) if self.decoder_autoregression != "self_attention" else None
 
     def check_values(self) -> None:
         from transformers.activations import ACT2FN  # here, since it imports all that models need

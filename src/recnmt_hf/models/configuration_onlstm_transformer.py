@@ -142,26 +142,18 @@ class ONLSTMTransformerConfig(NMTTransformerConfig):
         return sides
 
     def baseline(self) -> NMTTransformerConfig | None:
-        if self.recurrent_layers == 0:
-            return None
-        return NMTTransformerConfig(**self.fields_of(NMTTransformerConfig))
+        return NMTTransformerConfig(**self.fields_of(NMTTransformerConfig)) if self.recurrent_layers else None
 
     def check_values(self) -> None:
         super().check_values()
         count = len(self.encoder_layer_types)
         self.require(self.encoder_layers == count, "encoder_layers", count, "encoder_layer_types")
         width, chunk = self.rnn_hidden_size, self.onlstm_chunk_size
-        self.require(
-            width % chunk == 0 and width // chunk > 1,  # the last chunk is never written
-            "onlstm_chunk_size",
-            "a divisor of rnn_hidden_size that leaves at least two chunks",
-            "rnn_hidden_size",
-        )
-        self.require(
-            self.shortcut_layer > 0 or not self.encoder_shortcut,
-            "encoder_shortcut",
-            "False; a short-cut needs attention layers above recurrent layers, or at least two attention layers",
-            "encoder_layer_types",
-        )
+        is_chunked = width % chunk == 0 and width // chunk > 1  # the last chunk is never written
+        allowed = "a divisor of rnn_hidden_size that leaves at least two chunks"
+        self.require(is_chunked, "onlstm_chunk_size", allowed, "rnn_hidden_size")
+        has_states = self.shortcut_layer > 0 or not self.encoder_shortcut
+        allowed = "False; a short-cut needs attention layers above recurrent layers, or at least two attention layers"
+        self.require(has_states, "encoder_shortcut", allowed, "encoder_layer_types")
         is_divided = self.pair_pooling != "attention" or self.d_model % self.pair_pooling_heads == 0
         self.require(is_divided, "pair_pooling_heads", "a divisor of d_model", "d_model")

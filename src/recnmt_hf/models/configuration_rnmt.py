@@ -66,11 +66,11 @@ class RNMTConfig(Seq2SeqConfig):
 
     model_type = "rnmt"
     former_fields = frozenset(
-        (
+        {
             *("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim"),
             *("activation_function", "attention_dropout", "activation_dropout", "normalize_before", "layer_norm_eps"),
             *("position_embedding_type", "encoder_position_embeddings", "decoder_position_embeddings"),
-        )
+        }
     )
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "tiny": {"d_model": 128, "readout_dropout": 0.1, "relation_conv_channels": [32], "relation_hidden_size": 32},
@@ -144,9 +144,7 @@ class RNMTConfig(Seq2SeqConfig):
         return self.relation_layers > 0
 
     def baseline(self) -> "RNMTConfig | None":
-        if self.relation_layers == 0:
-            return None
-        return RNMTConfig(**{**self.fields_of(RNMTConfig), "relation_layers": 0})
+        return RNMTConfig(**self.fields_of(RNMTConfig, relation_layers=0)) if self.relation_layers else None
 
     def check_values(self) -> None:
         super().check_values()

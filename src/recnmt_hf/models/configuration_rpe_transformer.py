@@ -84,25 +84,20 @@ class RPETransformerConfig(NMTTransformerConfig):
         return ["recnmt_recurrent"] + ["full_attention"] * (self.decoder_layers - 1)
 
     def baseline(self) -> NMTTransformerConfig | None:
-        if not (self.splits_input("encoder") or self.splits_input("decoder")):
-            return None
-        return NMTTransformerConfig(**self.fields_of(NMTTransformerConfig))
+        differs = self.splits_input("encoder") or self.splits_input("decoder")
+        return NMTTransformerConfig(**self.fields_of(NMTTransformerConfig)) if differs else None
 
     def check_values(self) -> None:
         super().check_values()
         step = self.rpe_step() or 1
-        self.require(
-            self.rpe_dim <= self.d_model and self.rpe_dim % step == 0,
-            "rpe_dim",
-            f"a multiple of {step} from 0 to d_model",
-            *("d_model", "encoder_attention_heads", "decoder_attention_heads"),
-        )
+        is_share = self.rpe_dim <= self.d_model and self.rpe_dim % step == 0
+        others = ("d_model", "encoder_attention_heads", "decoder_attention_heads")
+        self.require(is_share, "rpe_dim", f"a multiple of {step} from 0 to d_model", *others)
         kind = {"none": self.rpe_type, "typed": "rpehead", "slice": "mprhead"}[self.rpe_head_partition]
         self.require(kind == self.rpe_type, "rpe_head_partition", "'none'", "rpe_type")
         has_heads = self.rpe_head_partition == "none" or self.decoder_autoregression == "self_attention"
-        self.require(
-            has_heads or not self.splits_input("decoder"), "rpe_head_partition", "'none'", "decoder_autoregression"
-        )
+        has_heads = has_heads or not self.splits_input("decoder")
+        self.require(has_heads, "rpe_head_partition", "'none'", "decoder_autoregression")
         # The state of an SRU passes through no matrix that could read r.
         has_matrix = self.rpe_cell != "sru" or self.rpe_recurrence == "hidden"
         self.require(has_matrix, "rpe_recurrence", "'hidden'", "rpe_cell")

@@ -188,10 +188,10 @@ class Seq2SeqConfig(PreTrainedConfig):
         """Return the configuration of the plain model from which two-stage training starts this variant, or `None`."""
         return None
 
-    def fields_of(self, kind: type["Seq2SeqConfig"]) -> dict[str, Any]:
-        """Return the values of the fields that `kind` and its bases in this package declare, as keywords for it."""
+    def fields_of(self, kind: type["Seq2SeqConfig"], **changes: Any) -> dict[str, Any]:
+        """Return keywords for `kind`: the values of the fields that it and its bases in this package declare."""
         declared = {name for base in kind.__mro__ if issubclass(base, Seq2SeqConfig) for name in base.__annotations__}
-        return {field.name: getattr(self, field.name) for field in fields(kind) if field.name in declared}
+        return {field.name: getattr(self, field.name) for field in fields(kind) if field.name in declared} | changes
 
     def validate_output_attentions(self) -> None:
         """Leave this check to the setter of `output_attentions`, which raises a plain `ValueError`."""
@@ -200,12 +200,10 @@ class Seq2SeqConfig(PreTrainedConfig):
         """Raise `UserError` for fields that contradict each other; subclasses extend it."""
         most = LARGEST_TABLE // self.d_model
         self.require(self.max_position_embeddings <= most, "max_position_embeddings", f"at most {most}", "d_model")
-        self.require(
-            self.decoder_vocab_size == self.vocab_size or not self.share_encoder_decoder_embeddings,
-            "decoder_vocab_size",
-            f"{self.vocab_size}; separate vocabularies need share_encoder_decoder_embeddings=False",
-            "share_encoder_decoder_embeddings",
-        )
+        shared = "share_encoder_decoder_embeddings"
+        is_equal = self.decoder_vocab_size == self.vocab_size or not self.share_encoder_decoder_embeddings
+        allowed = f"{self.vocab_size}; separate vocabularies need {shared}=False"
+        self.require(is_equal, "decoder_vocab_size", allowed, shared)
         for name in ("pad_token_id", "decoder_start_token_id", "bos_token_id", "eos_token_id"):
             end = min(self.vocab_size, self.decoder_vocab_size) if name == "pad_token_id" else self.decoder_vocab_size
             value = getattr(self, name)

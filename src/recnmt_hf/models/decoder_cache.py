@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer, StaticLayer
 
-from .kernels_shared import on_cpu
+from .kernels_shared import Mask, on_cpu
 from .user_errors import UserError
 
 
@@ -162,7 +162,7 @@ def read_source_memory(
     layer_idx: int | None,
     project_memory: Callable[[Tensor], tuple[Tensor, Tensor]],
     key_value_states: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Mask,
     cache: Cache | None,
     decoder_rows: int,
 ) -> tuple[Tensor, Tensor, Tensor | None]:

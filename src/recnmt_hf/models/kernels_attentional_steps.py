@@ -14,6 +14,7 @@ from torch import Tensor
 from .additive_attention import AttentionGradients, attend, tanh_, values_gradient
 from .kernels_cpu_matmuls import StepMatmuls, fast_linear, project
 from .kernels_shared import (
+    Mask,
     OnceDifferentiable,
     autocast_dtype,
     graph_operator,
@@ -52,9 +53,9 @@ def run_steps(
     words: Tensor,
     keys: Tensor,
     values: Tensor,
-    visible: Tensor | None,
+    visible: Mask,
     state: Tensor,
-    token_mask: Tensor | None,
+    token_mask: Mask,
     *further_tensors: Tensor | None,
     further: Any = None,
 ) -> list[Tensor]:

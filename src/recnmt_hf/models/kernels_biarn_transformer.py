@@ -18,6 +18,7 @@ from .decoder_cache import read_source_memory, source_memories
 from .kernels_cpu_matmuls import fast_product, takes_onednn
 from .kernels_shared import (
     CustomGradient,
+    Mask,
     OnceDifferentiable,
     autocast_dtype,
     dropout,
@@ -155,7 +156,7 @@ Reading = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def reads_projected_words(
-    directions: Directions, inputs: Tensor, attention_mask: Tensor | None, num_heads: int, drop: Drop, steps: int
+    directions: Directions, inputs: Tensor, attention_mask: Mask, num_heads: int, drop: Drop, steps: int
 ) -> Reading:
     """Return attention to keys and values that are projected once, before the steps."""
 
@@ -174,7 +175,7 @@ def reads_projected_words(
 
 
 def reads_words(
-    directions: Directions, inputs: Tensor, attention_mask: Tensor | None, num_heads: int, drop: Drop, steps: int
+    directions: Directions, inputs: Tensor, attention_mask: Mask, num_heads: int, drop: Drop, steps: int
 ) -> Reading:
     """
     Return the same attention without keys and values, for few steps: `q . (W_k x + b_k) = (W_k^T q) . x + q . b_k`, and
@@ -210,11 +211,7 @@ def reads_words(
 
 
 def attentive_steps(
-    directions: Sequence[Any],
-    inputs: Tensor,
-    attention_mask: Tensor | None,
-    initial_states: Sequence[Tensor],
-    steps: int | None,
+    directions: Sequence[Any], inputs: Tensor, attention_mask: Mask, initial_states: Sequence[Tensor], steps: int | None
 ) -> tuple[Tensor, Tensor]:
     """
     Compute [`~.modeling_biarn_transformer.attentive_steps_reference`] in fewer and larger operations: the inputs are
@@ -244,12 +241,7 @@ def word_step_shapes(inputs: Tensor, mask: Any, factors: Any, *tensors: Tensor, 
 
 @graph_operator(word_step_shapes)
 def run_word_steps(
-    inputs: Tensor,
-    attention_mask: Tensor | None,
-    factors: Tensor | None,
-    *tensors: Tensor,
-    num_heads: int,
-    is_lstm: bool,
+    inputs: Tensor, attention_mask: Mask, factors: Tensor | None, *tensors: Tensor, num_heads: int, is_lstm: bool
 ) -> list[Tensor]:
     """Run [`run_steps`] with a step for each word, from the dropout's `factors`, initial states, and all weights."""
     count = len(tensors) // 13
@@ -266,7 +258,7 @@ def run_word_steps(
 def run_steps(
     directions: Directions,
     inputs: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Mask,
     initial_states: Sequence[Tensor],
     steps: int,
     num_heads: int,
@@ -330,7 +322,7 @@ class AbsorbingAttention(MultiHeadAttention):
         self,
         hidden_states: Tensor,
         key_value_states: Any = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Mask = None,
         cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:

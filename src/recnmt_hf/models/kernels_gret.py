@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .attention import masked_softmax
-from .kernels_shared import wide_type
+from .kernels_shared import Mask, wide_type
 
 
 def squash(vectors: Tensor) -> Tensor:
@@ -19,7 +19,7 @@ def squash(vectors: Tensor) -> Tensor:
     return wide * (norm / (1 + norm.square()))
 
 
-def couplings(logits: Tensor, visible: Tensor | None, axis: str) -> Tensor:
+def couplings(logits: Tensor, visible: Mask, axis: str) -> Tensor:
     """Return the softmax of logits `(rows, capsules, length)` over `"positions"` or `"capsules"`, 0 if not visible."""
     if axis == "positions":
         return masked_softmax(logits, visible, logits.dtype)
@@ -33,9 +33,7 @@ def saves_votes(length: int, num_capsules: int, capsule_dim: int, width: int, it
     return num_capsules * width * ((2 * iterations - 1) * capsule_dim + 2 * (iterations - 1) * length) < votes
 
 
-def route(
-    states: Tensor, weight: Tensor, attention_mask: Tensor | None, iterations: int, axis: str
-) -> tuple[Tensor, Tensor]:
+def route(states: Tensor, weight: Tensor, attention_mask: Mask, iterations: int, axis: str) -> tuple[Tensor, Tensor]:
     """Compute [`~.modeling_gret.route_reference`] from words and W `(capsules, capsule_dim, width)`."""
     dtype, (capsules, _, _), (rows, length, _) = states.dtype, weight.shape, states.shape
     wide = wide_type(dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .kernels_cpu_matmuls import add_product, fast_linear, fast_product
-from .kernels_shared import OnceDifferentiable, is_transformed, on_cpu, wide_type, with_autocast
+from .kernels_shared import Mask, OnceDifferentiable, is_transformed, on_cpu, wide_type, with_autocast
 
 
 SLOPE = 0.1  # of the leaky ReLU
@@ -20,7 +20,7 @@ SLOPE = 0.1  # of the leaky ReLU
 STORED_PAIR_BYTES = 2**28
 
 
-def counted_pairs(features: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def counted_pairs(features: Tensor, attention_mask: Mask) -> tuple[Tensor, Tensor]:
     """Return which j are real tokens, `(batch_size, length)`, and their number, `(batch_size, 1, 1)`."""
     if attention_mask is None:
         count = torch.full((features.shape[0], 1, 1), float(features.shape[1]), device=features.device)
@@ -29,7 +29,7 @@ def counted_pairs(features: Tensor, attention_mask: Tensor | None) -> tuple[Tens
     return real.to(features.dtype), real.sum(dim=1).clamp(min=1)[:, None, None].float()
 
 
-def all_pairs(layers: Iterable[Any], features: Tensor, attention_mask: Tensor | None) -> Tensor:
+def all_pairs(layers: Iterable[Any], features: Tensor, attention_mask: Mask) -> Tensor:
     """
     Compute [`~.modeling_rnmt.all_pairs_reference`] with memory for a tile of pairs only. The first layer costs two
     matmuls per word, `W [c_i; c_j] = W_a c_i + W_b c_j`. The others run over a tile of pairs at a time, which fits the

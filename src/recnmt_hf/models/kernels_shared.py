@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from .user_errors import UserError
 
 
+Mask = Tensor | None  # 1 or True: real or visible; None: all are
+
+
 def allowed() -> bool:
     """Return whether fast paths may be used."""
     return os.environ.get("RECNMT_FAST_PATHS") != "0"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .additive_attention import values_gradient
+from .kernels_shared import Mask
 from .kernels_triton import block, launch, launch_rows
 
 
@@ -115,7 +116,7 @@ if triton is not None:
 class Attention:
     """The launch of both kernels with keys, values, the score's weights, and which keys are visible."""
 
-    def __init__(self, keys: Tensor, values: Tensor, score: Tensor, visible: Tensor | None, rows: int):
+    def __init__(self, keys: Tensor, values: Tensor, score: Tensor, visible: Mask, rows: int):
         self.keys, self.values, self.score = keys.contiguous(), values.contiguous(), score.contiguous()
         self.sources, self.length, width = keys.shape
         self.visible = None if visible is None else visible.reshape(self.sources, self.length)

@@ -16,15 +16,7 @@ from transformers.cache_utils import Cache
 from .configuration_nmt_transformer import NMTTransformerConfig
 from .decoder_cache import recurrent_layer
 from .kernels_cpu_matmuls import project
-from .kernels_shared import (
-    CustomGradient,
-    allowed,
-    dropout,
-    graph_operator,
-    is_exporting,
-    scan_steps,
-    wide_type,
-)
+from .kernels_shared import CustomGradient, Mask, allowed, dropout, graph_operator, is_exporting, scan_steps, wide_type
 from .kernels_triton import runs_triton, sample, with_gradients
 from .kernels_triton_light_decoders import run_scan
 from .seq2seq_loading import Initialization, is_loaded
@@ -107,7 +99,7 @@ class SimplerSimpleRecurrentUnit(nn.Module):
                 start.matrix_(matrix)
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, cache: Cache | None = None, **kwargs: Any
+        self, hidden_states: Tensor, attention_mask: Mask = None, cache: Cache | None = None, **kwargs: Any
     ) -> tuple[Tensor, None]:
         """Run over new words `(batch_size, length, d_model)`; padding, 0 in `attention_mask`, keeps the state."""
         inputs, dtype = hidden_states, hidden_states.dtype
@@ -158,7 +150,7 @@ class AverageAttention(nn.Module):
             self.input_gate, self.forget_gate = nn.Linear(width, width), nn.Linear(width, width)
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, cache: Cache | None = None, **kwargs: Any
+        self, hidden_states: Tensor, attention_mask: Mask = None, cache: Cache | None = None, **kwargs: Any
     ) -> tuple[Tensor, None]:
         """Run over new words `(batch_size, length, d_model)`; padding, 0 in `attention_mask`, is not averaged."""
         wide = hidden_states.to(wide_type(hidden_states.dtype))  # for the sums of many words

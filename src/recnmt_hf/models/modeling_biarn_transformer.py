@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
 from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import MultiHeadAttention, eager_attention_forward
 from .configuration_biarn_transformer import BiARNTransformerConfig
 from .kernels_biarn_transformer import AbsorbingAttention, attentive_steps
 from .kernels_cpu_matmuls import project
-from .kernels_shared import allowed, dropout, is_exporting, is_plain, scan_steps
+from .kernels_shared import Mask, allowed, dropout, is_exporting, is_plain, scan_steps
 from .modeling_nmt_transformer import (
     NMTTransformerDecoder,
     NMTTransformerEncoder,
@@ -108,7 +107,7 @@ class Recurrence(nn.Module):
         self.out_proj = nn.Linear(directions * width, config.d_model) if projected else nn.Identity()
 
     def forward(
-        self, inputs: Tensor, attention_mask: Tensor | None, output_attentions: bool = False
+        self, inputs: Tensor, attention_mask: Mask, output_attentions: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """
         Map inputs `(batch_size, length, d_model)` to states `(batch_size, T, d_model)`, their mask or `None`, and the
@@ -129,7 +128,7 @@ class WordRecurrence(Recurrence):
         self.rnn = MaskedRNN(config.recurrence_cell, config.d_model, config.recurrence_hidden_size, bidirectional)
 
     def run(
-        self, inputs: Tensor, attention_mask: Tensor | None, initial_states: list[Tensor], output_attentions: bool
+        self, inputs: Tensor, attention_mask: Mask, initial_states: list[Tensor], output_attentions: bool
     ) -> tuple[Tensor, Tensor | None, None]:
         states, _ = self.rnn(inputs, attention_mask, (*initial_states, None)[:2])
         return states, attention_mask, None
@@ -148,9 +147,7 @@ class AttentiveRecurrentDirection(nn.Module):
         self.cell_class = nn.LSTMCell if self.is_lstm else nn.GRUCell
         self.cell = self.cell_class(config.d_model, width)
 
-    def forward(
-        self, state: tuple[Tensor, ...], inputs: Tensor, mask: Tensor | None
-    ) -> tuple[tuple[Tensor, ...], Tensor]:
+    def forward(self, state: tuple[Tensor, ...], inputs: Tensor, mask: Mask) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return the next state, h and for an LSTM c, and the attention `(batch_size, num_heads, length)`."""
         attn = self.attn
         query = attn.split_heads(attn.q_proj(state[0][:, None]))
@@ -184,7 +181,7 @@ class AttentiveRecurrence(Recurrence):
         self.directions = nn.ModuleList([AttentiveRecurrentDirection(config) for _ in range(count)])
 
     def run(
-        self, inputs: Tensor, attention_mask: Tensor | None, initial_states: list[Tensor], output_attentions: bool
+        self, inputs: Tensor, attention_mask: Mask, initial_states: list[Tensor], output_attentions: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         layers: Any = self.directions
         fast = allowed() and all(direction.is_plain() for direction in layers)
@@ -216,7 +213,7 @@ class AttentiveRecurrence(Recurrence):
 def attentive_steps_reference(
     directions: Sequence[AttentiveRecurrentDirection],
     inputs: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Mask,
     initial_states: Sequence[Tensor],
     steps: int | None,
 ) -> tuple[Tensor, Tensor]:
@@ -256,7 +253,7 @@ class RecurrenceEncoderLayer(TransformerSublayers):
         self.recurrence_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False
+        self, hidden_states: Tensor, attention_mask: Mask = None, output_attentions: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return H_n `(batch_size, T, d_model)`, its mask, and the attentions; arguments as in [`Recurrence`]."""
         norm = self.recurrence_layer_norm
@@ -279,7 +276,7 @@ class RecurrenceEncoder(nn.Module):
         self.layers = nn.ModuleList([RecurrenceEncoderLayer(config, is_first=i == 0) for i in range(count)])
         self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.normalize_before else None
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None, output_attentions: bool) -> Any:
+    def forward(self, hidden_states: Tensor, attention_mask: Mask, output_attentions: bool) -> Any:
         """Return all layers' states and attentions, and the mask of the last one."""
         all_states, all_attentions = [], []
         for layer in self.layers:
@@ -320,7 +317,7 @@ class BiARNTransformerEncoder(BiARNTransformerPreTrainedModel, NMTTransformerEnc
         self.post_init()
 
     def finish(
-        self, states: list[Tensor], embeddings: Tensor, token_mask: Tensor | None, **kwargs: Any
+        self, states: list[Tensor], embeddings: Tensor, token_mask: Mask, **kwargs: Any
     ) -> BiARNTransformerEncoderOutput:
         last = super().finish(states, embeddings, token_mask).last_hidden_state
         words = None
@@ -426,7 +423,7 @@ class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):
     encoder_class = BiARNTransformerEncoder
     decoder_class = BiARNTransformerDecoder
 
-    def memories(self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: Tensor | None) -> Memories:
+    def memories(self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: Mask) -> Memories:
         memories = super().memories(encoder_outputs, attention_mask)
         if self.config.decoder_memory == "recurrence":
             memories["encoder"] = memories["recurrence"]
@@ -434,9 +431,7 @@ class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):
         return memories
 
 
-class BiARNTransformerForConditionalGeneration(
-    BiARNTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
-):
+class BiARNTransformerForConditionalGeneration(BiARNTransformerPreTrainedModel, Seq2SeqConditionalGeneration):
     """The Transformer with a recurrence encoder and its output layer: `generate` translates, `labels` train."""
 
     model_class = BiARNTransformerModel

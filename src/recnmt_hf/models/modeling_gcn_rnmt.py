@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, utils
 from transformers import initialization as init
+from transformers import utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_gcn_rnmt import GCNRNMTConfig
 from .kernels_cpu_matmuls import project
-from .kernels_shared import allowed, dropout, wide_type
+from .kernels_shared import Mask, allowed, dropout, wide_type
 from .modeling_rnmt import RelationLayer, RNMTDecoder, RNMTEncoder, RNMTEncoderOutput, RNMTPreTrainedModel
 from .recurrent_layers import take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
@@ -48,7 +48,7 @@ class Edges(NamedTuple):
     exists: Tensor
 
     @classmethod
-    def from_columns(cls, heads: Tensor, relations: Tensor | None, token_mask: Tensor | None) -> "Edges":
+    def from_columns(cls, heads: Tensor, relations: Tensor | None, token_mask: Mask) -> "Edges":
         """Return the edges within sentences; relations that are not given are the unknown one."""
         if heads.dim() == 2:
             heads = heads[:, :, None]
@@ -163,7 +163,7 @@ class GraphConvolution(GradientCheckpointingLayer):
         self.loop_messages = Messages(width, 1, config.gcn_gates, gate_bias=1.0) if "loop" in directions else None
 
     def forward(
-        self, states: Tensor, edges: Edges | None, token_mask: Tensor | None, output_attentions: bool = False, **_: Any
+        self, states: Tensor, edges: Edges | None, token_mask: Mask, output_attentions: bool = False, **_: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Map states `(batch_size, source_length, width)`, 0 at padding, to new ones, with the gates or `None`."""
         total = torch.zeros_like(states, dtype=wide_type(states.dtype))
@@ -191,7 +191,7 @@ class ConvolutionLayer(GradientCheckpointingLayer):
         super().__init__()
         self.convolution = nn.Conv1d(width, width, kernel_size, padding=kernel_size // 2)
 
-    def forward(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor, attention_mask: Mask) -> Tensor:
         """Map left-aligned states `(batch_size, length, width)` to states of the same shape."""
         if attention_mask is not None:
             states = states.masked_fill(attention_mask[:, :, None] == 0, 0.0)
@@ -201,7 +201,7 @@ class ConvolutionLayer(GradientCheckpointingLayer):
 class BagOfWords(nn.Module):
     """The words themselves, in place of a layer that reads their neighbours."""
 
-    def forward(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor, attention_mask: Mask) -> Tensor:
         return states
 
 
@@ -240,7 +240,7 @@ class GCNRNMTEncoder(GCNRNMTPreTrainedModel, RNMTEncoder):
     def run(
         self,
         hidden_states: Tensor,
-        token_mask: Tensor | None,
+        token_mask: Mask,
         dependency_heads: Tensor | None = None,
         dependency_relations: Tensor | None = None,
         **kwargs: Any,
@@ -275,7 +275,7 @@ class GCNRNMTModel(GCNRNMTPreTrainedModel, Seq2SeqModelBase):
     decoder_class = RNMTDecoder
 
 
-class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
+class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditionalGeneration):
     """
     BiRNN+GCN, CNN+GCN or BoW+GCN with its output matrix: `generate` translates, `labels` train. Both take the source's
     dependency trees; without them words receive messages from themselves alone.

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -19,7 +18,7 @@ from .configuration_gret import GRETConfig
 from .decoder_cache import cached_vector
 from .kernels_cpu_matmuls import project
 from .kernels_gret import couplings, route, saves_votes, squash
-from .kernels_shared import allowed, is_plain, wide_type
+from .kernels_shared import Mask, allowed, is_plain, wide_type
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import RecurrentLayer, masked_mean
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
@@ -63,7 +62,7 @@ class GRETDecoderOutput(Seq2SeqDecoderOutput):
     global_gates: tuple[Tensor, ...] | None = None
 
 
-def route_reference(votes: Tensor, attention_mask: Tensor | None, iterations: int, axis: str) -> tuple[Tensor, Tensor]:
+def route_reference(votes: Tensor, attention_mask: Mask, iterations: int, axis: str) -> tuple[Tensor, Tensor]:
     """
     Dynamic routing (algorithm 1) of votes v `(rows, capsules, length, capsule_dim)`, from `b_ki = 0`:
 
@@ -97,7 +96,7 @@ class CapsuleLayer(nn.Module):
         self.matrices = 1 if config.capsule_projection == "shared" else config.num_capsules
         self.capsule_proj = nn.Linear(config.d_model, self.matrices * config.capsule_dim, bias=False)
 
-    def forward(self, states: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(self, states: Tensor, attention_mask: Mask) -> tuple[Tensor, Tensor]:
         """Map states `(rows, length, d_model)` to capsules `(rows, num_capsules, capsule_dim)` and their couplings."""
         sizes, (length, width) = (self.matrices, self.capsule_dim), states.shape[1:]
         saves = torch.compiler.is_compiling()  # one graph for all lengths
@@ -168,7 +167,7 @@ class GlobalEncoder(nn.Module):
                 self.summaries.append(GlobalFeedForward(config.d_model, config.global_ffn_dim, config.d_model))
         self.aggregation = RecurrentLayer("gru", config.d_model, config.d_model) if config.global_aggregation else None
 
-    def forward(self, states: list[Tensor], attention_mask: Tensor | None) -> tuple[Tensor, dict[str, Any]]:
+    def forward(self, states: list[Tensor], attention_mask: Mask) -> tuple[Tensor, dict[str, Any]]:
         """Return s^M `(batch_size, d_model)` and the other fields of [`GRETEncoderOutput`] from all layers' states."""
         states = states if self.aggregation is not None else states[-1:]
         evidence: dict[str, Any] = {}
@@ -230,9 +229,7 @@ class GRETEncoder(GRETPreTrainedModel, NMTTransformerEncoder):
         self.global_encoder = GlobalEncoder(config) if config.use_global_state else None
         self.post_init()
 
-    def finish(
-        self, states: list[Tensor], embeddings: Tensor, token_mask: Tensor | None, **kwargs: Any
-    ) -> GRETEncoderOutput:
+    def finish(self, states: list[Tensor], embeddings: Tensor, token_mask: Mask, **kwargs: Any) -> GRETEncoderOutput:
         outputs: Any = super().finish(states, embeddings, token_mask)
         if self.global_encoder is None:
             return outputs
@@ -275,7 +272,7 @@ class GRETModel(GRETPreTrainedModel, Seq2SeqModelBase):
     decoder_class = GRETDecoder
 
 
-class GRETForConditionalGeneration(GRETPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
+class GRETForConditionalGeneration(GRETPreTrainedModel, Seq2SeqConditionalGeneration):
     """The Transformer with a global representation and its output layer: `generate` translates, `labels` train."""
 
     model_class = GRETModel

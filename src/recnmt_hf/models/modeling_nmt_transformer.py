@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import MultiHeadAttention, causal_mask, key_positions, masked_softmax, self_mask, visible_positions
 from .configuration_nmt_transformer import NMTTransformerConfig
-from .kernels_shared import dropout
+from .kernels_shared import Mask, dropout
 from .light_decoders import LIGHT_DECODERS
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
@@ -44,7 +43,7 @@ class RelativeMultiHeadAttention(MultiHeadAttention):
         start.table_(self.relative_values, self.head_dim**-0.5)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Mask, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         query_length, key_length, clip = query.shape[2], key.shape[2], self.max_relative_positions
         by_content, query_offset = torch.matmul(query, key.transpose(-1, -2)), kwargs.get("query_offset")
@@ -105,7 +104,7 @@ class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerStack, Seq
     def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
         return TransformerEncoderLayer(config, build_self_attention(config, config.encoder_attention_heads))
 
-    def build_mask(self, states: Tensor, token_mask: Tensor | None) -> Any:
+    def build_mask(self, states: Tensor, token_mask: Mask) -> Any:
         config, length = self.config, states.shape[1]
         if config.self_attention_type != "directional":
             return self_mask(config, states, token_mask)
@@ -129,7 +128,7 @@ class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerStack, Seq
     def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
         return TransformerDecoderLayer(config, *build_decoder_attention(config, index))
 
-    def build_mask(self, states: Tensor, token_mask: Tensor | None, cache: Cache | None) -> Any:
+    def build_mask(self, states: Tensor, token_mask: Mask, cache: Cache | None) -> Any:
         if self.config.decoder_autoregression == "self_attention":
             return causal_mask(self.config, states, token_mask, cache)
         # What replaces it reads the token mask of the new words.
@@ -143,9 +142,7 @@ class NMTTransformerModel(NMTTransformerPreTrainedModel, Seq2SeqModelBase):
     decoder_class = NMTTransformerDecoder
 
 
-class NMTTransformerForConditionalGeneration(
-    NMTTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
-):
+class NMTTransformerForConditionalGeneration(NMTTransformerPreTrainedModel, Seq2SeqConditionalGeneration):
     """The Transformer with its output layer: `generate` translates, `labels` train."""
 
     model_class = NMTTransformerModel

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_onlstm_transformer import ONLSTMTransformerConfig
 from .kernels_cpu_matmuls import fast_linear, project
 from .kernels_onlstm_transformer import ONLSTMSteps, spread
-from .kernels_shared import allowed, graph_operator, is_exporting, is_plain, on_cpu, scan_steps, wide_type
+from .kernels_shared import Mask, allowed, graph_operator, is_exporting, is_plain, on_cpu, scan_steps, wide_type
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import MaskedRNN, RecurrentEncoderLayer, inverse, left_aligned, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
@@ -137,9 +136,7 @@ class ONLSTM(MaskedRNN):
         self.chunk_size = chunk_size
         self.input_layers: Any = None  # of a quantized copy: the matmul of each direction's inputs
 
-    def forward(
-        self, inputs: Tensor, attention_mask: Tensor | None = None, initial_states: Any = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Tensor, attention_mask: Mask = None, initial_states: Any = None) -> tuple[Tensor, Tensor]:
         """Compute what [`MaskedRNN`] computes; `initial_states` are not supported."""
         layers = [self.forward_rnn] if self.backward_rnn is None else [self.forward_rnn, self.backward_rnn]
         if is_exporting() or not allowed() or not all(is_plain(layer, ONLSTMLayer) for layer in layers):
@@ -151,13 +148,13 @@ class ONLSTM(MaskedRNN):
         return tuple(packed_states(inputs, attention_mask, *weights, chunk_size=self.chunk_size))
 
 
-def packed_shapes(inputs: Tensor, attention_mask: Tensor | None, *weights: Tensor, chunk_size: int) -> Any:
+def packed_shapes(inputs: Tensor, attention_mask: Mask, *weights: Tensor, chunk_size: int) -> Any:
     width, dtype = len(weights) // 3 * weights[2].shape[1], weights[2].dtype
     return [((*inputs.shape[:2], width), dtype), ((inputs.shape[0], width), dtype)]
 
 
 @graph_operator(packed_shapes)
-def packed_states(inputs: Tensor, attention_mask: Tensor | None, *weights: Any, chunk_size: int) -> list[Tensor]:
+def packed_states(inputs: Tensor, attention_mask: Mask, *weights: Any, chunk_size: int) -> list[Tensor]:
     """
     Return all and last states of an [`ONLSTM`]; `weights` are input weight, bias, recurrent weight of each direction.
     Without input weights and biases, `inputs` are already mapped to the gates of all directions, side by side.
@@ -197,7 +194,7 @@ def packed_states(inputs: Tensor, attention_mask: Tensor | None, *weights: Any, 
 
 
 def pack(
-    attention_mask: Tensor | None, batch_size: int, length: int, device: torch.device
+    attention_mask: Mask, batch_size: int, length: int, device: torch.device
 ) -> tuple[list[Tensor], tuple[Tensor, Tensor], list[int]]:
     """
     Return for both directions the words' places in the order of reading and the column of every row's last word; and
@@ -235,14 +232,14 @@ class StackedRecurrentLayer(RecurrentEncoderLayer):
         self.distances = MasterGateDistances() if kind == "onlstm" else None
 
     def forward(
-        self, hidden_states: Tensor, kernel_mask: Tensor | None = None, token_mask: Tensor | None = None, **kwargs: Any
+        self, hidden_states: Tensor, kernel_mask: Mask = None, token_mask: Mask = None, **kwargs: Any
     ) -> Tensor:
         outputs = super().forward(hidden_states, kernel_mask, token_mask)
         if self.distances is not None and kwargs.get("output_master_gate_distances"):
             self.distances(self.measure_distances(hidden_states, token_mask))
         return outputs if self.feed_forward is None else self.feed_forward.feed_forward(outputs)
 
-    def measure_distances(self, hidden_states: Tensor, token_mask: Tensor | None) -> Tensor:
+    def measure_distances(self, hidden_states: Tensor, token_mask: Mask) -> Tensor:
         """Return the distances of all words `(batch_size, length, directions)`, 0 at padding."""
         inputs = self.rnn_layer_norm(hidden_states) if self.normalize_before else hidden_states
         if token_mask is None:
@@ -284,7 +281,7 @@ class ONLSTMTransformerEncoder(ONLSTMTransformerPreTrainedModel, NMTTransformerE
         return super().build_layer(config, index) if kind == "attention" else StackedRecurrentLayer(config, kind)
 
     def finish(
-        self, states: list[Tensor], embeddings: Tensor, token_mask: Tensor | None, **kwargs: Any
+        self, states: list[Tensor], embeddings: Tensor, token_mask: Mask, **kwargs: Any
     ) -> ONLSTMTransformerEncoderOutput:
         """Add the short-cut, H_RNN + H_SAN (Eq. 10), without a norm, before the last norm of a pre-norm stack."""
         kinds = self.config.encoder_layer_types
@@ -306,9 +303,7 @@ class ONLSTMTransformerModel(ONLSTMTransformerPreTrainedModel, Seq2SeqModelBase)
     decoder_class = NMTTransformerDecoder
 
 
-class ONLSTMTransformerForConditionalGeneration(
-    ONLSTMTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
-):
+class ONLSTMTransformerForConditionalGeneration(ONLSTMTransformerPreTrainedModel, Seq2SeqConditionalGeneration):
     """The hybrid of recurrent and attention layers with its output layer: `generate` translates, `labels` train."""
 
     model_class = ONLSTMTransformerModel

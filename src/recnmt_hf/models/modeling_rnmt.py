@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -23,7 +22,7 @@ from .decoder_cache import read_source_memory, recurrent_layer, spread_over_beam
 from .kernels_attentional_steps import run_steps
 from .kernels_cpu_matmuls import fast_linear, project
 from .kernels_rnmt import SLOPE, all_pairs, counted_pairs
-from .kernels_shared import allowed, dropout, is_plain, wide_type
+from .kernels_shared import Mask, allowed, dropout, is_plain, wide_type
 from .recurrent_layers import MaskedRNN, inverse, left_aligned, masked_mean, reversed_order, take
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
@@ -73,7 +72,7 @@ class MaskedBatchNorm(nn.BatchNorm1d):
         init.zeros_(self.running_mean)
         init.ones_(self.running_var)
 
-    def forward(self, states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(self, states: Tensor, attention_mask: Mask = None) -> Tensor:
         """Normalize states `(batch_size, length, num_features)`; mask `(batch_size, length)`, 1 keeps."""
         wide = states.to(wide_type(states.dtype))
         if not self.training:
@@ -118,7 +117,7 @@ class RelationConvolutions(nn.Module):
         channels = config.relation_conv_channels
         return sum(channels) if config.relation_conv_mode == "parallel" else channels[-1]
 
-    def forward(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor, attention_mask: Mask) -> Tensor:
         """Map left-aligned states `(batch_size, length, d_model)` to `(batch_size, length, f)`."""
         outputs = []
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
@@ -152,7 +151,7 @@ class RelationPropagation(GradientCheckpointingLayer):
         self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(sizes)])
 
     def forward(
-        self, features: Tensor, attention_mask: Tensor | None, output_scores: bool = False
+        self, features: Tensor, attention_mask: Mask, output_scores: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Map c `(batch_size, length, f)` to o; return with it, for `output_scores`, the lengths of r_ij."""
         fast = allowed() and not output_scores and all(is_plain(layer, nn.Linear) for layer in self.pair_layers)
@@ -165,9 +164,7 @@ class RelationPropagation(GradientCheckpointingLayer):
         return states, scores if output_scores else None
 
 
-def all_pairs_reference(
-    layers: nn.ModuleList, features: Tensor, attention_mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def all_pairs_reference(layers: nn.ModuleList, features: Tensor, attention_mask: Mask) -> tuple[Tensor, Tensor]:
     """Return r_i of Eq. 9 `(batch_size, length, m)`, and the length of each r_ij, as in the equations."""
     length = features.shape[1]
     pairs = torch.cat(
@@ -192,7 +189,7 @@ class RelationLayer(nn.Module):
         self.propagation = RelationPropagation(config)
 
     def forward(
-        self, states: Tensor, mask: Tensor | None, view: "InputOrder", output_attentions: bool = False, **kwargs: Any
+        self, states: Tensor, mask: Mask, view: "InputOrder", output_attentions: bool = False, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Map left-aligned states; return with them the scores of [`RNMTEncoderOutput`], or `None`."""
         features = self.convolutions(states, mask)
@@ -208,7 +205,7 @@ class RNMTRecurrentLayer(GradientCheckpointingLayer):
         self.is_mirrored = layout == "stacked" and is_backward
         self.rnn = MaskedRNN("gru", input_size, hidden_size, bidirectional=layout == "concat")
 
-    def forward(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor, attention_mask: Mask) -> Tensor:
         """Map `(batch_size, length, input_size)` to `(batch_size, length, hidden_size or 2 * hidden_size)`."""
         if not self.is_mirrored:
             return self.rnn(states, attention_mask)[0]
@@ -221,7 +218,7 @@ class RNMTRecurrentLayer(GradientCheckpointingLayer):
 class InputOrder:
     """Converts between the order of the input and left-aligned tokens, whose mask this is; no `order`: all are real."""
 
-    def __init__(self, order: Tensor | None, attention_mask: Tensor | None):
+    def __init__(self, order: Tensor | None, attention_mask: Mask):
         self.back = None if order is None else inverse(order)
         self.padding: Any = None if attention_mask is None else attention_mask[:, :, None] == 0
 
@@ -287,7 +284,7 @@ class RNMTEncoder(RNMTPreTrainedModel, Seq2SeqEncoder):
         layout = config.encoder_rnn_layout
         return RNMTRecurrentLayer(input_size, config.d_model, layout, is_backward=index % 2 == 1)
 
-    def run(self, hidden_states: Tensor, token_mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
+    def run(self, hidden_states: Tensor, token_mask: Mask, **kwargs: Any) -> list[Tensor]:
         """Run all layers; `output_hidden_states` adds e and each h_in before the annotations, in the input's order."""
         states, order = hidden_states, None
         if token_mask is not None:
@@ -402,13 +399,7 @@ class DecoderRecurrence(GradientCheckpointingLayer):
         return keys[:, None].to(dtype), values[:, None].to(dtype)
 
     def forward(
-        self,
-        words: Tensor,
-        keys: Tensor,
-        values: Tensor | None,
-        visible: Tensor | None,
-        state: Tensor,
-        token_mask: Tensor | None,
+        self, words: Tensor, keys: Tensor, values: Tensor | None, visible: Mask, state: Tensor, token_mask: Mask
     ) -> tuple[Tensor, Tensor, Tensor]:
         """
         Run over words y_{j-1} `(batch_size, target_length, d_model)`; `token_mask` 0 leaves the state unchanged. `keys`
@@ -437,9 +428,9 @@ def run_steps_reference(
     recurrence: DecoderRecurrence,
     words: Tensor,
     annotations: Tensor,
-    visible: Tensor | None,
+    visible: Mask,
     state: Tensor,
-    token_mask: Tensor | None,
+    token_mask: Mask,
     *further: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """Run the steps as in the equations; return states, attention weights, contexts and results of `further_part`."""
@@ -481,11 +472,11 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
     def source_attention(self, layer: int) -> nn.Module:
         return self.recurrence
 
-    def prepare_mask(self, states: Tensor, token_mask: Tensor | None) -> Tensor | None:
+    def prepare_mask(self, states: Tensor, token_mask: Mask) -> Tensor | None:
         return None if token_mask is None else (token_mask != 0)[:, None]
 
     def run(  # type: ignore[override]  # no kernel mask
-        self, words: Tensor, _: Any, token_mask: Tensor | None, memories: Memories, cache: Cache | None, **kwargs: Any
+        self, words: Tensor, _: Any, token_mask: Mask, memories: Memories, cache: Cache | None, **kwargs: Any
     ) -> list[Tensor]:
         memory, project_memory = memories["encoder"], self.recurrence.project_memory
         return [words, *self.advance(words, token_mask, memory, cache, project_memory, cache)]
@@ -493,7 +484,7 @@ class RNMTDecoder(RNMTPreTrainedModel, Seq2SeqDecoder):
     def advance(
         self,
         words: Tensor,
-        token_mask: Tensor | None,
+        token_mask: Mask,
         memory: Memory,
         cache: Cache | None,
         project_memory: Callable[[Tensor], tuple[Tensor, Tensor]],
@@ -527,7 +518,7 @@ class RNMTModel(RNMTPreTrainedModel, Seq2SeqModelBase):
     decoder_class = RNMTDecoder
 
 
-class RNMTForConditionalGeneration(RNMTPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
+class RNMTForConditionalGeneration(RNMTPreTrainedModel, Seq2SeqConditionalGeneration):
     """RNNsearch, RNNsearch* or RNMT with its output matrix: `generate` translates, `labels` train."""
 
     model_class = RNMTModel

@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_rpe_transformer import RPETransformerConfig
 from .kernels_cpu_matmuls import project
-from .kernels_shared import dropout, graph_operator, is_plain, scan_steps
+from .kernels_shared import Mask, dropout, graph_operator, is_plain, scan_steps
 from .modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder, NMTTransformerPreTrainedModel
 from .recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentLayer, carry_shapes, cell_step
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
@@ -174,7 +173,7 @@ class RecurrentPositions(nn.Module):
             self.recurrence = MaskedRNN(cell, width, width if projected else width // 2, bidirectional=not projected)
         self.out_proj = None if projected else nn.Linear(width, width)
 
-    def forward(self, embeddings: Tensor, attention_mask: Tensor | None, cache: Cache | None) -> Tensor:
+    def forward(self, embeddings: Tensor, attention_mask: Mask, cache: Cache | None) -> Tensor:
         """Map embeddings of new words to R, both `(batch_size, length, rpe_dim)`; the mask includes earlier words."""
         if self.continues:
             states = self.recurrence(embeddings, attention_mask, cache)
@@ -205,7 +204,7 @@ class RecurrentPositionInput(TokenAndPositionInput):
     def forward(
         self,
         embeddings: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: Mask = None,
         offset: int | Tensor = 0,
         cache: Cache | None = None,
         add_positions: bool = True,
@@ -307,9 +306,7 @@ class RPETransformerModel(RPETransformerPreTrainedModel, Seq2SeqModelBase):
     decoder_class = RPETransformerDecoder
 
 
-class RPETransformerForConditionalGeneration(
-    RPETransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
-):
+class RPETransformerForConditionalGeneration(RPETransformerPreTrainedModel, Seq2SeqConditionalGeneration):
     """The Transformer with recurrent positions and its output layer: `generate` translates, `labels` train."""
 
     model_class = RPETransformerModel

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.utils import can_return_tuple, logging
@@ -31,7 +31,7 @@ from .configuration_vrnmt import VRNMTConfig
 from .decoder_cache import cached_vector, spread_over_beams
 from .kernels_attentional_steps import gru_step, run_steps
 from .kernels_cpu_matmuls import fast_linear, project
-from .kernels_shared import is_plain, wide_type
+from .kernels_shared import Mask, is_plain, wide_type
 from .kernels_vrnmt import LatentPart, LatentWeights, clamped, draw
 from .modeling_rnmt import DecoderRecurrence, RNMTDecoder, RNMTEncoder, RNMTPreTrainedModel, run_steps_reference
 from .recurrent_layers import MaskedRNN, masked_mean
@@ -202,9 +202,9 @@ class VRNMTRecurrence(DecoderRecurrence):
         words: Tensor,
         keys: Tensor,
         values: Tensor | None,
-        visible: Tensor | None,
+        visible: Mask,
         state: Tensor,
-        token_mask: Tensor | None,
+        token_mask: Mask,
         targets: Tensor | None,
         noise: Tensor | None,
         given: Tensor | None,
@@ -320,7 +320,7 @@ class VRNMTDecoder(VRNMTPreTrainedModel, RNMTDecoder):
         self,
         words: Tensor,
         _: Any,
-        token_mask: Tensor | None,
+        token_mask: Mask,
         memories: Memories,
         cache: Cache | None,
         kl_terms: list[Tensor],
@@ -384,7 +384,7 @@ class VRNMTModel(VRNMTPreTrainedModel, Seq2SeqModelBase):
         init.constant_(self.training_step, -1)
 
 
-class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
+class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGeneration):
     """
     VRNMT or VNMT with its output matrix: `generate` translates, `labels` train. In training the loss includes the KL
     divergence, whose weight rises during the first `kl_annealing_steps` if the trainer calls [`set_training_step`].
@@ -459,7 +459,7 @@ class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGene
             )
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate as [`GenerationMixin`]; beam search raises a `UserError` with `latent_inference="sample"`."""
+        """Generate as transformers does; beam search raises a `UserError` with `latent_inference="sample"`."""
         given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
         choices = (kwargs.get("num_beams"), getattr(given, "num_beams", None), self.generation_config.num_beams)
         beams = next((beams for beams in choices if beams is not None), 1)

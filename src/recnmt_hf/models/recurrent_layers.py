@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .decoder_cache import recurrent_layer
 from .kernels_cpu_matmuls import project
-from .kernels_shared import dropout, graph_operator, is_exporting, on_cpu, scan_steps, wide_type, with_autocast
+from .kernels_shared import Mask, dropout, graph_operator, is_exporting, on_cpu, scan_steps, wide_type, with_autocast
 from .seq2seq_loading import Initialization
 
 
@@ -132,7 +132,7 @@ def build_recurrent_layer(cell: str | Callable[[int, int], Any], input_size: int
     return RecurrentLayer(cell, input_size, hidden_size) if isinstance(cell, str) else cell(input_size, hidden_size)
 
 
-def masked_mean(states: Tensor, attention_mask: Tensor | None) -> Tensor:
+def masked_mean(states: Tensor, attention_mask: Mask) -> Tensor:
     """Return the mean of states `(batch_size, length, d)` over real tokens; zeros for a row without any."""
     if attention_mask is None:
         return states.mean(dim=1)
@@ -185,10 +185,7 @@ class MaskedRNN(nn.Module):
         self.backward_rnn = build_recurrent_layer(cell, input_size, hidden_size) if bidirectional else None
 
     def forward(
-        self,
-        inputs: Tensor,
-        attention_mask: Tensor | None = None,
-        initial_states: tuple[Tensor | None, ...] = (None, None),
+        self, inputs: Tensor, attention_mask: Mask = None, initial_states: tuple[Tensor | None, ...] = (None, None)
     ) -> tuple[Tensor, Tensor]:
         """
         Run over inputs `(batch_size, length, input_size)` with a mask `(batch_size, length)`, 1 keeps, from initial
@@ -230,7 +227,7 @@ class CachedRecurrence(nn.Module):
         self.rnn = build_recurrent_layer(cell, input_size, hidden_size)
         self.state_names = self.rnn.state_names  # adapters replace the layer
 
-    def forward(self, inputs: Tensor, attention_mask: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+    def forward(self, inputs: Tensor, attention_mask: Mask = None, cache: Cache | None = None) -> Tensor:
         """
         Return the states `(batch_size, length, hidden_size)` of new words `(batch_size, length, input_size)` with a
         mask `(batch_size, seen + length)`.
@@ -267,7 +264,7 @@ class RecurrentEncoderLayer(GradientCheckpointingLayer):
         self.rnn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(
-        self, hidden_states: Tensor, kernel_mask: Tensor | None = None, token_mask: Tensor | None = None, **kwargs: Any
+        self, hidden_states: Tensor, kernel_mask: Mask = None, token_mask: Mask = None, **kwargs: Any
     ) -> Tensor:
         """Run over `(batch_size, length, d_model)`; `token_mask` `(batch_size, length)`: 1 keeps."""
         inputs = self.rnn_layer_norm(hidden_states) if self.normalize_before else hidden_states
@@ -289,7 +286,7 @@ class MultiColumn(nn.Module):
         self.layer_norm = nn.LayerNorm(width, eps=config.layer_norm_eps) if config.normalize_before else None
         self.merge = nn.Linear(2 * width, width) if config.multi_column_merge == "concat" else None
 
-    def forward(self, words: Tensor, encoded: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def forward(self, words: Tensor, encoded: Tensor, attention_mask: Mask) -> Tensor:
         """Merge word embeddings and the other encoder's states, both `(batch_size, source_length, d_model)`."""
         states = words
         for layer in self.layers:

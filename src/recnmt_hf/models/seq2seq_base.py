@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_masks_for_generate
@@ -15,7 +16,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .configuration_seq2seq import Seq2SeqConfig
 from .decoder_cache import complete_cache
 from .kernels_cpu_matmuls import pack_weights, project, unpack_weights
-from .kernels_shared import is_plain
+from .kernels_shared import Mask, is_plain
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_loss import IGNORE_INDEX, chunked_cross_entropy, chunked_cross_entropy_of_layer, smoothed_cross_entropy
 from .seq2seq_outputs import (
@@ -62,7 +63,7 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         self.decoder = self.decoder_class(config)
         self.post_init()
 
-    def memories(self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: Tensor | None) -> Memories:
+    def memories(self, encoder_outputs: Seq2SeqEncoderOutput, attention_mask: Mask) -> Memories:
         """Return the memories in the encoder's output, which the decoder reads."""
         memories = encoder_outputs.memories()
         memories["encoder"] = memories["encoder"]._replace(token_mask=attention_mask)
@@ -89,9 +90,9 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Mask = None,
         decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
+        decoder_attention_mask: Mask = None,
         encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
@@ -151,8 +152,8 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         )
 
 
-class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
-    """Output layer, loss and generation. A generating class adds `GenerationMixin`, and sets `model_class`."""
+class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel, GenerationMixin):
+    """Output layer, loss and generation. Subclasses set `model_class`."""
 
     model_class: type[Seq2SeqModelBase]
     further_inputs = ("decoder_input_ids",)
@@ -197,7 +198,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         """Generate as transformers does; on the CPU, layers keep a second copy of weights until trained or moved."""
         if not self.training and self.device.type == "cpu":
             pack_weights(self)
-        return super().generate(*args, **kwargs)  # type: ignore[misc]  # of GenerationMixin
+        return super().generate(*args, **kwargs)
 
     def train(self, mode: bool = True) -> Self:
         if mode:
@@ -231,9 +232,9 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Mask = None,
         decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
+        decoder_attention_mask: Mask = None,
         encoder_outputs: BaseModelOutput | tuple[Any, ...] | None = None,
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
@@ -313,7 +314,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         return shifted.masked_fill(shifted == IGNORE_INDEX, padding)
 
     def create_masks_for_generate(
-        self, attention_mask: Tensor | None = None, **kwargs: Any
+        self, attention_mask: Mask = None, **kwargs: Any
     ) -> Tensor | dict[str, Tensor] | None:
         """Return the decoder's mask for a static cache; positions need a prompt's token mask unchanged."""
         if attention_mask is not None:
@@ -333,7 +334,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
         shared = {name: model_kwargs.pop(name, None) for name in ("encoder_outputs", "attention_mask")}
         for name in self.model_class.encoder_class.source_inputs:
             model_kwargs.pop(name, None)  # the encoder has read them
-        input_ids, model_kwargs = super()._expand_inputs_for_generation(  # type: ignore[misc]  # of GenerationMixin
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(  # type: ignore[misc]
             expand_size=expand_size, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
         )
         return input_ids, model_kwargs | {name: value for name, value in shared.items() if value is not None}

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions, Seq2SeqLMOutput
 
+from .kernels_shared import Mask
 from .user_errors import UserError
 
 
@@ -18,8 +19,8 @@ class Memory(NamedTuple):
     """States that the decoder reads, with one row per source, and their masks, `None` if all states are real."""
 
     states: Tensor  # (num_sources, length, d) or (num_sources, d)
-    token_mask: Tensor | None = None  # (num_sources, length)
-    kernel_mask: Tensor | None = None
+    token_mask: Mask = None  # (num_sources, length)
+    kernel_mask: Mask = None
 
 
 # The memories of a batch by name. Every decoder layer's `encoder_attn` reads `"encoder"`.

@@ -17,7 +17,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import source_mask
 from .configuration_seq2seq import Seq2SeqConfig
 from .decoder_cache import SourceMemoryCache, complete_cache, source_memories
-from .kernels_shared import dropout, is_exporting
+from .kernels_shared import Mask, dropout, is_exporting
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_outputs import CACHE, Memories, Memory, Seq2SeqDecoderOutput, Seq2SeqEncoderOutput, declares, takes_cache
 from .user_errors import UserError
@@ -39,6 +39,8 @@ def sinusoid_table(num_positions: int, dim: int, kind: str, dtype: torch.dtype =
 
 class PositionEmbedding(nn.Module):
     """Positions, looked up in a trained table (`"learned"`) or in fixed sinusoids, a buffer outside the state dict."""
+
+    table: Tensor
 
     def __init__(self, num_positions: int, dim: int, kind: str):
         super().__init__()
@@ -104,7 +106,7 @@ class TokenAndPositionInput(nn.Module):
     def forward(
         self,
         embeddings: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: Mask = None,
         offset: int | Tensor = 0,
         cache: Cache | None = None,
         add_positions: bool = True,
@@ -192,7 +194,7 @@ class Seq2SeqEncoder(Seq2SeqStack):
     def __init__(self, config: Seq2SeqConfig):
         super().__init__(config, config.vocab_size)
 
-    def build_mask(self, states: Tensor, token_mask: Tensor | None) -> Any:
+    def build_mask(self, states: Tensor, token_mask: Mask) -> Any:
         """Return the kernel mask of the layers' attention for states `(batch_size, source_length, d_model)`."""
         return None
 
@@ -202,7 +204,7 @@ class Seq2SeqEncoder(Seq2SeqStack):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Mask = None,
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqEncoderOutput:
@@ -214,7 +216,7 @@ class Seq2SeqEncoder(Seq2SeqStack):
         outputs.hidden_states = select_hidden_states(states, outputs.last_hidden_state, choice)
         return outputs
 
-    def run(self, hidden_states: Tensor, token_mask: Tensor | None, **kwargs: Any) -> list[Tensor]:
+    def run(self, hidden_states: Tensor, token_mask: Mask, **kwargs: Any) -> list[Tensor]:
         """Run all layers over their input `(batch_size, source_length, d_model)`; return the input and each output."""
         kernel_mask = self.build_mask(hidden_states, token_mask)
         states = [hidden_states]
@@ -222,9 +224,7 @@ class Seq2SeqEncoder(Seq2SeqStack):
             states.append(layer(states[-1], kernel_mask, token_mask, **kwargs))
         return states
 
-    def finish(
-        self, states: list[Tensor], embeddings: Tensor, token_mask: Tensor | None, **kwargs: Any
-    ) -> Seq2SeqEncoderOutput:
+    def finish(self, states: list[Tensor], embeddings: Tensor, token_mask: Mask, **kwargs: Any) -> Seq2SeqEncoderOutput:
         """Return the output from the states of `run` and the scaled embeddings without positions and dropout."""
         last = states[-1] if self.layer_norm is None else self.layer_norm(states[-1])
         return self.output_class(last_hidden_state=last)
@@ -244,11 +244,11 @@ class Seq2SeqDecoder(Seq2SeqStack):
         """Return a layer's attention to the source; its weights are its `head_weights`, or its second output."""
         return self.layers[layer].encoder_attn  # type: ignore[return-value]
 
-    def build_mask(self, states: Tensor, token_mask: Tensor | None, cache: Cache | None) -> Any:
+    def build_mask(self, states: Tensor, token_mask: Mask, cache: Cache | None) -> Any:
         """Return the self-attention's kernel mask for the new words `(batch_size, target_length, d_model)`."""
         return None
 
-    def prepare_mask(self, states: Tensor, token_mask: Tensor | None) -> Tensor | None:
+    def prepare_mask(self, states: Tensor, token_mask: Mask) -> Tensor | None:
         """Return the kernel mask of a memory `(num_sources, length, d)` from its token mask `(num_sources, length)`."""
         return source_mask(self.config, states, token_mask)
 
@@ -259,9 +259,9 @@ class Seq2SeqDecoder(Seq2SeqStack):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Mask = None,
         encoder_hidden_states: Any = None,
-        encoder_attention_mask: Tensor | None = None,
+        encoder_attention_mask: Mask = None,
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
@@ -301,7 +301,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
         self,
         hidden_states: Tensor,
         kernel_mask: Any,
-        token_mask: Tensor | None,
+        token_mask: Mask,
         memories: Memories,
         cache: Cache | None,
         **kwargs: Any,

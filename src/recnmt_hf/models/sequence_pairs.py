@@ -9,6 +9,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
 from .attention import masked_softmax
+from .kernels_shared import Mask
 from .recurrent_layers import left_aligned, masked_mean, take
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_loss import smoothed_cross_entropy
@@ -30,7 +31,7 @@ class QueryPooling(nn.Module):
     def initialize(self, start: Initialization) -> None:
         init.normal_(self.query)
 
-    def forward(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor, attention_mask: Mask) -> Tensor:
         """Return vectors `(batch_size, d_model)` of states `(batch_size, length, d_model)`; zeros for padding alone."""
         keys, values = (project(states).unflatten(-1, (self.num_heads, -1)) for project in (self.k_proj, self.v_proj))
         scores = torch.einsum("blhd,hd->bhl", keys, self.query) * self.query.shape[1] ** -0.5
@@ -45,7 +46,7 @@ class QueryPooling(nn.Module):
         return pooled
 
 
-def last_states(states: Tensor, attention_mask: Tensor | None) -> Tensor:
+def last_states(states: Tensor, attention_mask: Mask) -> Tensor:
     """Return the states `(batch_size, d)` of the last real tokens of `(batch_size, length, d)`, or zeros."""
     if attention_mask is None:
         return states[:, -1]
@@ -100,7 +101,7 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
     def set_input_embeddings(self, value: Any) -> None:
         self.encoder.embed_tokens = value
 
-    def pool(self, states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def pool(self, states: Tensor, attention_mask: Mask) -> Tensor:
         """Return the vectors `(batch_size, d_model)` of sentences with states `(batch_size, length, d_model)`."""
         if self.pooling is not None:
             return self.pooling(states, attention_mask)
@@ -110,9 +111,9 @@ class SequencePairClassification(Seq2SeqPreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Mask = None,
         pair_input_ids: Tensor | None = None,
-        pair_attention_mask: Tensor | None = None,
+        pair_attention_mask: Mask = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,

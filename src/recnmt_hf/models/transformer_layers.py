@@ -9,7 +9,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .kernels_cpu_matmuls import project
-from .kernels_shared import dropout
+from .kernels_shared import Mask, dropout
 from .seq2seq_outputs import Memories
 from .seq2seq_stacks import Seq2SeqStack, TokenAndPositionInput
 
@@ -52,7 +52,7 @@ class TransformerEncoderLayer(TransformerSublayers):
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
 
     def forward(
-        self, hidden_states: Tensor, kernel_mask: Tensor | None = None, token_mask: Tensor | None = None, **kwargs: Any
+        self, hidden_states: Tensor, kernel_mask: Mask = None, token_mask: Mask = None, **kwargs: Any
     ) -> Tensor:
         """Run over `(batch_size, source_length, d_model)`; `token_mask` is for layers that count tokens."""
         states = self.prepare_input(hidden_states, self.self_attn_layer_norm)
@@ -77,7 +77,7 @@ class TransformerDecoderLayer(TransformerSublayers):
         return super().__call__(hidden_states, kernel_mask, memories, *states, **kwargs)
 
     def forward(
-        self, hidden_states: Tensor, kernel_mask: Tensor | None, memories: Memories, *states: Tensor, **kwargs: Any
+        self, hidden_states: Tensor, kernel_mask: Mask, memories: Memories, *states: Tensor, **kwargs: Any
     ) -> Tensor:
         """Run over `(batch_size, target_length, d_model)`; `states` replace those of the memories (see `__call__`)."""
         if states:

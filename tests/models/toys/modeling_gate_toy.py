@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import GenerationMixin
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_gate_toy import GateToyConfig
@@ -69,5 +68,5 @@ class GateToyModel(GateToyPreTrainedModel, Seq2SeqModelBase):
     encoder_class, decoder_class = GateToyEncoder, GateToyDecoder
 
 
-class GateToyForConditionalGeneration(GateToyPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
+class GateToyForConditionalGeneration(GateToyPreTrainedModel, Seq2SeqConditionalGeneration):
     model_class = GateToyModel
