@@ -6,11 +6,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import MissingFileError, UserError
+from .errors import MissingFileError, UserError, shorten
 
 
 FINAL = "model"  # folder of the final model in that of a run
-LONGEST = 240  # characters of a quoted reason
 # Limit of files that are read as a whole. Without it, a link to a device such as /dev/zero would fill the memory.
 MAX_BYTES = 2**26
 PLACE_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only")  # those that also apply to single files
@@ -78,12 +77,3 @@ def explained_loading(path: str | Path, what: str = "model") -> Iterator[None]:
         if kind is MissingFileError:
             reason = f"no such folder here, and as a model id of the Hub: {reason}"
         raise kind(f"The {what} {path} cannot be loaded: {reason}.", field=path) from error
-
-
-def shorten(text: str) -> str:
-    """Return the first paragraph of a message, on one line and without its full stop."""
-    first = " ".join(text.strip().split("\n\n")[0].split())
-    if len(first) > LONGEST:
-        sentences = first[:LONGEST].rpartition(". ")[0]
-        first = sentences or f"{first[:LONGEST].rpartition(' ')[0]} ..."
-    return first.removesuffix(".") or "no reason is given"

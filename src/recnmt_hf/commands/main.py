@@ -12,10 +12,9 @@ from contextlib import ExitStack, redirect_stderr, suppress
 from typing import Any
 
 from .._interrupts import Interrupts, raised_interrupts
-from .._loading_errors import shorten
 from .._registration import register
 from .._version import __version__
-from ..errors import UserError
+from ..errors import UserError, shorten
 from ..models.user_errors import masked_message
 from .arguments import NOTES, Parser, printable
 

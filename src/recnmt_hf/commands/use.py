@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..demo.limits import Limits
-from ..errors import UserError
+from ..errors import UserError, explained
 from ..inference.options import DecodingOptions
 from ..options import options_of
 from . import arguments, translation_parts
@@ -101,11 +101,9 @@ def read_translated(path: str) -> list[tuple[str, list[Any]]]:
     pairs = []
     for number, line in enumerate(read_lines(path), start=1):
         place = f"{path}, line {number}"
-        try:
+        with explained(f"{place} is not an object with source and tokens", place):
             record = json.loads(line)
             source, tokens = str(record["source"]), list(record["tokens"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise UserError(f"{place} is not an object with source and tokens ({error}).", field=place) from error
         pairs.append((check_text(source, f"{place}: source"), tokens))
     return pairs
 

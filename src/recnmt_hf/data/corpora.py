@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from datasets import load_dataset
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import UserError
+from ..errors import UserError, explained, shorten
 from ..models.user_errors import masked, remember_secrets
 from ..options import Range, check_options, documented, option, options_of, parse
 from .alignments import ALIGNMENT_UNITS, attach_links
@@ -20,7 +20,7 @@ from .files import digest_of_file
 from .generated import generate_corpus, generate_split
 from .languages import check_codes, key_of_language, known_code, language_ids, main_language
 from .records import Sentence
-from .text import SentencePair, first_line, is_url, read_aligned, read_jsonl, read_lines, read_tsv, skip_blank_pairs
+from .text import SentencePair, is_url, read_aligned, read_jsonl, read_lines, read_tsv, skip_blank_pairs
 from .tree_inputs import attach_trees, sentence_of_columns
 
 
@@ -28,7 +28,7 @@ whole_corpus = lru_cache(maxsize=1)(generate_corpus)  # made once for the splits
 KINDS = ("source", "tsv", "jsonl", "dataset", "generated", "sacrebleu")
 # Fields that only corpora of certain kinds have.
 NEEDED = {"data_files": ["dataset"], "pair": ["sacrebleu"], "alignments": ["source"], "source_trees": ["source"]}
-NEEDED["tree_columns"] = ["dataset", "jsonl"]
+NEEDED |= {"tree_columns": ["dataset", "jsonl"], "source": ["target"], "target": ["source"]}
 SPLITS = ("train", "validation", "test", "test_deep")
 
 
@@ -89,9 +89,6 @@ class Corpus:
         if self.alignments or self.has_trees:
             for name in sorted(given & {"source_tag", "target_tag"}):
                 raise UserError(f"{name} cannot be combined with positions of words (links, trees).", field=name)
-        if len(sides := given & {"source", "target"}) == 1:
-            missing = "target" if "source" in sides else "source"
-            raise UserError(f"{missing} is missing; text files need both sides.", field=missing)
         kinds = [name for name in KINDS if getattr(self, name)]
         if len(kinds) != 1:
             raise UserError(f"A corpus needs exactly one of {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}.")
@@ -125,14 +122,12 @@ class Corpus:
 
         codes = self.languages(source_lang, target_lang)
         pair = self.pair or "-".join(codes)
-        try:
+        claim = f"sacrebleu={self.sacrebleu} has no pair {pair}, or cannot be downloaded"
+        with explained(claim, "sacrebleu", (Exception, SystemExit)):  # sacrebleu ends the process after some failures
             dataset = DATASETS[str(self.sacrebleu)]
             if not self.pair and pair not in dataset.langpairs:
                 pair = "-".join(map(main_language, codes))
             return [dataset.get_source_file(pair), *dataset.get_reference_files(pair)]
-        except (Exception, SystemExit) as error:  # sacrebleu ends the process after some failures
-            reason = f"has no pair {pair}, or cannot be downloaded ({type(error).__name__}: {first_line(error)})"
-            raise UserError(f"sacrebleu={self.sacrebleu} {reason}.", field="sacrebleu") from error
 
     def pairs(self, source_lang: str, target_lang: str, on_empty: str = "error") -> Iterator[SentencePair]:
         """Yield the checked sentence pairs, with tags; see [`~recnmt_hf.data.text.read_aligned`] for the errors."""
@@ -224,7 +219,7 @@ class Corpus:
         except Exception as error:  # of many kinds
             # The text of a cause may have the secrets.
             cause = error if self.with_secret("data_files") == self.data_files else None
-            reason = f"{type(error).__name__}: {first_line(error)}"
+            reason = f"{type(error).__name__}: {shorten(str(error))}"
             raise UserError(f"The dataset {place} cannot be read ({reason}).", field=name) from cause
 
     def check_single_target(self, place: str = "") -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeVar
 
 from .._plain_text import is_blank
-from ..errors import UserError
+from ..errors import UserError, shorten
 from ..models.user_errors import masked, remember_secrets
 from ..options import check_value
 from .files import open_output
@@ -89,12 +89,7 @@ def open_url(url: str) -> IO[bytes]:
     except Exception as error:  # of many kinds; packages for the protocol may be missing
         public = masked(url)
         cause = error if public == url else None  # the text of the cause may have the secrets
-        raise UserError(f"{public} cannot be read ({first_line(error)}).", field=public) from cause
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its kind if it has none."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"{public} cannot be read ({shorten(str(error))}).", field=public) from cause
 
 
 def is_plain_file(path: str | Path) -> bool:

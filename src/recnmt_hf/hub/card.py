@@ -14,13 +14,12 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import AutoConfig
 
-from .._loading_errors import shorten
 from .._plain_card import CARD, usage
 from ..data.files import open_output
 from ..data.languages import main_language
 from ..data.tokenizer_pair import TARGET_TOKENIZER
 from ..data.tree_inputs import tree_options
-from ..errors import UserError
+from ..errors import UserError, shorten
 from ..families import FAMILIES, PaperTable
 from ..training.evidence import Evidence, TestScore, average_of, refuse_links
 from ..training.metrics import VALIDATION_METRICS

@@ -16,12 +16,12 @@ import torch
 import yaml
 from transformers import GenerationConfig, MarianTokenizer, PreTrainedTokenizerBase
 
-from .._loading_errors import MAX_BYTES, read_bounded, shorten
+from .._loading_errors import MAX_BYTES, read_bounded
 from ..data.files import open_output, open_output_folder
 from ..data.languages import list_names
 from ..data.text import is_url, open_bytes
 from ..data.tokenizer_pair import TokenizerPair
-from ..errors import UserError, packages_of_extra
+from ..errors import UserError, explained, packages_of_extra
 from ..inference.backends.torch_model import check_weights
 from ..inference.model_settings import start_id
 from ..models.configuration_nmt_transformer import NMTTransformerConfig
@@ -219,7 +219,7 @@ def read_marian_file(path: str | Path) -> MarianFile:
     """Read a model of Marian, a `.npz` file or a binary file by its content. No code in the file is run."""
     content = read_bytes(path, MAX_BYTES + MAX_EXPANSION * (2**30 if is_url(path) else Path(path).stat().st_size))
     arrays, settings = dict[str, np.ndarray](), b""
-    try:
+    with explained(f"{path} is not an intact model of Marian", path):
         for name, array in read_npz(content) if content.startswith(b"PK") else read_binary(content):
             if name == SETTINGS:
                 settings = array.tobytes()
@@ -227,9 +227,6 @@ def read_marian_file(path: str | Path) -> MarianFile:
                 raise ValueError(f"the array {name[:60]} is there twice, or has the type {array.dtype}. {CONVERSION}")
             elif not name.endswith("_QuantMultA"):  # the scale of a layer's input, for arithmetic in 8 bits
                 arrays[name] = array.astype(np.float32)
-    except Exception as error:  # numpy, zipfile, zlib and struct raise errors of many kinds without the file's name
-        reason = shorten(str(error) or type(error).__name__)
-        raise UserError(f"{path} is not an intact model of Marian: {reason}.", field=path) from error
     return MarianFile(arrays, parse_settings(settings, str(path)))
 
 
@@ -296,13 +293,11 @@ def parse_pieces(content: bytes, path: str) -> Pieces:
     """Return a SentencePiece model from its content."""
     with packages_of_extra("marian", "Marian's vocabulary"):
         from sentencepiece import SentencePieceProcessor
-    try:
+    with explained(f"{path} is not a SentencePiece model of Marian", path):
         model = SentencePieceProcessor(model_proto=content)
         symbols = [model.IdToPiece(i) for i in range(model.GetPieceSize())]
         if min(model.eos_id(), model.unk_id()) < 0 or len({PADDING, *symbols}) <= len(symbols):
             raise ValueError(f"no end token, no unknown token, two equal symbols, or {PADDING}")
-    except Exception as error:  # sentencepiece does not name the file
-        raise UserError(f"{path} is not a SentencePiece model of Marian: {error}.", field=path) from error
     return Pieces(content, symbols, model.eos_id(), model.unk_id())
 
 

@@ -19,12 +19,12 @@ from huggingface_hub.utils import get_token
 from packaging.requirements import Requirement
 from transformers import GenerationConfig
 
-from .._loading_errors import looks_local, shorten
+from .._loading_errors import looks_local
 from .._plain_card import CARD
 from .._version import __version__
 from ..data.files import open_output_folder
 from ..data.tree_inputs import RELATIONS_FILE
-from ..errors import UserError, packages_of_extra, short_repr
+from ..errors import UserError, explained, packages_of_extra, short_repr, shorten
 from ..models.user_errors import masked, remember_secrets
 from ..training.checkpoints import RECIPE
 from ..training.evidence import EVIDENCE, TRANSLATIONS, Evidence, differences, without_private
@@ -227,13 +227,8 @@ def upload(folder: str | Path, to: Destination) -> str:
 def explained_requests(name: str) -> Iterator[None]:
     """Turn errors of the Hub and of the connection into a [`UserError`], with the token masked."""
     remember_secrets(f"?token={get_token()}")
-    try:
+    with explained(f"{name}: {ENDPOINT} refuses or cannot be reached", name):
         yield
-    except UserError:
-        raise
-    except Exception as error:  # of the Hub's client, and of the HTTP library that its release uses
-        reason = shorten(str(error))
-        raise UserError(f"{name}: {ENDPOINT} refuses or cannot be reached: {reason}.", field=name) from error
 
 
 def listing(folder: Path) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..errors import UserError
+from ..errors import explained
 from ..models import kernels_cpu_matmuls
 from ..models.kernels_shared import allowed, is_plain
 from ..models.recurrent_layers import MaskedRNN, RecurrentLayer
@@ -27,10 +27,8 @@ def resolve_device(device: Device = None) -> torch.device:
     """Return a device, by default CUDA if available, else the CPU; raise `UserError` if it is not available."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
+    with explained(f"{device} cannot be used", "device"):
         torch.empty(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        raise UserError(f"{device} cannot be used: {str(error).splitlines()[0]}", field="device") from error
     return torch.device(device)
 
 

@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 from transformers.utils import cached_file
 
 from .._loading_errors import PLACE_ARGUMENTS, read_small_text
-from ..errors import UserError
+from ..errors import explained
 
 
 EVIDENCE = "evidence.json"
@@ -84,9 +84,7 @@ def is_export(path: str | Path) -> bool:
 def read_export_settings(path: str | Path) -> tuple[str, dict[str, Any], GenerationConfig]:
     """Return the format of an exported model (`"ctranslate2"` or `"onnx"`) and the settings of the original."""
     file = Path(path) / ENGINE_SETTINGS
-    try:
+    with explained(f"{file} is damaged", file, (ValueError, KeyError, TypeError)):
         settings = json.loads(read_small_text(file))
         generation_config = GenerationConfig.from_dict(settings["generation_config"])
         return settings["format"], settings["config"], generation_config
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} is damaged ({error}).", field=file) from error

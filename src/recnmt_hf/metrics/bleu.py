@@ -15,8 +15,7 @@ from sacrebleu.metrics.base import Metric as SacreMetric
 
 from .._plain_text import count_words
 from ..data.languages import main_language
-from ..data.text import first_line
-from ..errors import UserError, packages_of_extra, short_repr
+from ..errors import UserError, packages_of_extra, short_repr, shorten
 from ..options import check_value
 
 
@@ -79,7 +78,7 @@ def bleu_metric(
     try:
         return sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none", references=references)
     except (RuntimeError, ImportError, OSError) as error:  # it needs a package or a download
-        reason = f"tokenize={short_repr(tokenize)} cannot be used ({first_line(error).rstrip('.')})"
+        reason = f"tokenize={short_repr(tokenize)} cannot be used ({shorten(str(error))})"
         raise UserError(f"{reason}. Install its package, or choose another tokenizer.", field="tokenize") from error
 
 

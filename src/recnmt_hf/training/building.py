@@ -18,7 +18,7 @@ from transformers import (
 
 from .._loading_errors import folder_of_model
 from ..data.tokenizer_pair import TokenizerPair, number_of_symbols, stamp_tokenizers
-from ..errors import UserError, short_repr
+from ..errors import UserError, explained, short_repr
 from ..families import MODEL_TYPES
 from ..models.configuration_seq2seq import Seq2SeqConfig
 from ..models.seq2seq_base import Seq2SeqConditionalGeneration
@@ -75,10 +75,8 @@ def config_class_of(name: str) -> type[Seq2SeqConfig]:
         return cast("type[Seq2SeqConfig]", CONFIG_MAPPING[name])
     if not CLASS_PATH.fullmatch(name):
         check_value("model.type", name, Literal[tuple(MODEL_TYPES)])
-    try:
+    with explained(f"model.type={name} cannot be imported", name, (ImportError, AttributeError)):
         model_class: Any = pkgutil.resolve_name(CLASS_PATH.sub(r"\1:\2", name))
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"model.type={name} cannot be imported ({error}).", field=name) from error
     config_class: Any = getattr(model_class, "config_class", None)
     model_type: Any = getattr(config_class, "model_type", None)
     is_model = isinstance(model_class, type) and issubclass(model_class, Seq2SeqConditionalGeneration)

@@ -200,16 +200,13 @@ def choose_checkpoints(
     run: str | Path, count: int, which: str = "last", metric: str = "eval_bleu", greater_is_better: bool | None = None
 ) -> list[Path]:
     """Choose at most `count` complete checkpoints to average: the last ones, or the best by a metric."""
-    complete = checkpoints_in(run)
-    if not complete:
-        raise UserError(f"{run} has no complete checkpoint.", field=run)
-    if which == "last":
-        return [folder for _, folder in complete[-count:]]
-    is_better = higher_is_better(metric) if greater_is_better is None else greater_is_better
-    best = by_metric(complete, metric, is_better)[:count]
-    if not best:
-        raise UserError(f"No checkpoint in {run} has a value of {short_repr(metric)}.", field=run)
-    return best
+    chosen, wanted = [folder for _, folder in checkpoints_in(run)][-count:], ""
+    if which != "last":
+        is_better = higher_is_better(metric) if greater_is_better is None else greater_is_better
+        chosen, wanted = by_metric(checkpoints_in(run), metric, is_better)[:count], f" with {short_repr(metric)}"
+    if not chosen:
+        raise UserError(f"{run} has no complete checkpoint{wanted}.", field=run)
+    return chosen
 
 
 def rotate_checkpoints(args: Any) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from .._loading_errors import folder_of_model, read_small_text, shorten
+from .._loading_errors import folder_of_model, read_small_text
 from .._version import __version__
 from ..data.files import locked_file, open_output
-from ..errors import UserError
+from ..errors import UserError, shorten
 from ..inference.model_settings import EVIDENCE as EVIDENCE
 from ..inference.options import DecodingOptions
 from ..models.user_errors import masked

@@ -17,7 +17,7 @@ from transformers.training_args import ParallelMode
 from ..data.corpora import Corpus
 from ..data.prepared import ShardSettings
 from ..data.sharded import Mixture, load_manifest
-from ..errors import UserError
+from ..errors import UserError, explained
 from ..inference.options import DecodingOptions
 from ..metrics.bleu import bleu_tokenizer
 from ..models.user_errors import masked
@@ -232,7 +232,7 @@ def dry_run(plan: Plan) -> None:
     if arguments.fsdp and arguments.parallel_mode != ParallelMode.DISTRIBUTED:
         raise UserError("training.fsdp needs several processes: use accelerate launch.", field="training.fsdp")
     steps = max(arguments.max_steps, 1)
-    try:
+    with explained("training cannot have these settings", "training"):
         if arguments.optimizer is None:  # else Adadelta, which is not one of transformers
             Trainer.get_optimizer_cls_and_kwargs(arguments, model)
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=max(arguments.learning_rate, 1e-9))
@@ -244,8 +244,6 @@ def dry_run(plan: Plan) -> None:
             enable(arguments.gradient_checkpointing_kwargs)
         for callback in get_reporting_integration_callbacks(arguments.report_to or []):
             callback()
-    except Exception as error:  # of any library that computes a setting
-        raise UserError(f"training: {error}", field="training") from error
 
 
 def model_on_meta(plan: Plan) -> PreTrainedModel:
