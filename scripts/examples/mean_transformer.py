@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import GenerationMixin
 
 from recnmt_hf import NMTTransformerConfig, NMTTransformerPreTrainedModel
 from recnmt_hf.models.modeling_nmt_transformer import NMTTransformerDecoder, NMTTransformerEncoder
@@ -48,7 +49,9 @@ class MeanTransformerModel(MeanTransformerPreTrainedModel, Seq2SeqModelBase):
     encoder_class, decoder_class = MeanTransformerEncoder, NMTTransformerDecoder
 
 
-class MeanTransformerForConditionalGeneration(MeanTransformerPreTrainedModel, Seq2SeqConditionalGeneration):
+class MeanTransformerForConditionalGeneration(
+    MeanTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
+):
     model_class = MeanTransformerModel
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 from transformers.utils.output_capturing import OutputRecorder
 
 from .attention import MultiHeadAttention, eager_attention_forward
@@ -431,7 +432,9 @@ class BiARNTransformerModel(BiARNTransformerPreTrainedModel, Seq2SeqModelBase):
         return memories
 
 
-class BiARNTransformerForConditionalGeneration(BiARNTransformerPreTrainedModel, Seq2SeqConditionalGeneration):
+class BiARNTransformerForConditionalGeneration(
+    BiARNTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
+):
     """The Transformer with a recurrence encoder and its output layer: `generate` translates, `labels` train."""
 
     model_class = BiARNTransformerModel

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin, utils
 from transformers import initialization as init
-from transformers import utils
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -275,7 +275,7 @@ class GCNRNMTModel(GCNRNMTPreTrainedModel, Seq2SeqModelBase):
     decoder_class = RNMTDecoder
 
 
-class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditionalGeneration):
+class GCNRNMTForConditionalGeneration(GCNRNMTPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
     """
     BiRNN+GCN, CNN+GCN or BoW+GCN with its output matrix: `generate` translates, `labels` train. Both take the source's
     dependency trees; without them words receive messages from themselves alone.

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -272,7 +273,7 @@ class GRETModel(GRETPreTrainedModel, Seq2SeqModelBase):
     decoder_class = GRETDecoder
 
 
-class GRETForConditionalGeneration(GRETPreTrainedModel, Seq2SeqConditionalGeneration):
+class GRETForConditionalGeneration(GRETPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
     """The Transformer with a global representation and its output layer: `generate` translates, `labels` train."""
 
     model_class = GRETModel

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -142,7 +143,9 @@ class NMTTransformerModel(NMTTransformerPreTrainedModel, Seq2SeqModelBase):
     decoder_class = NMTTransformerDecoder
 
 
-class NMTTransformerForConditionalGeneration(NMTTransformerPreTrainedModel, Seq2SeqConditionalGeneration):
+class NMTTransformerForConditionalGeneration(
+    NMTTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
+):
     """The Transformer with its output layer: `generate` translates, `labels` train."""
 
     model_class = NMTTransformerModel

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.utils.output_capturing import OutputRecorder
 
@@ -303,7 +304,9 @@ class ONLSTMTransformerModel(ONLSTMTransformerPreTrainedModel, Seq2SeqModelBase)
     decoder_class = NMTTransformerDecoder
 
 
-class ONLSTMTransformerForConditionalGeneration(ONLSTMTransformerPreTrainedModel, Seq2SeqConditionalGeneration):
+class ONLSTMTransformerForConditionalGeneration(
+    ONLSTMTransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
+):
     """The hybrid of recurrent and attention layers with its output layer: `generate` translates, `labels` train."""
 
     model_class = ONLSTMTransformerModel

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -518,7 +519,7 @@ class RNMTModel(RNMTPreTrainedModel, Seq2SeqModelBase):
     decoder_class = RNMTDecoder
 
 
-class RNMTForConditionalGeneration(RNMTPreTrainedModel, Seq2SeqConditionalGeneration):
+class RNMTForConditionalGeneration(RNMTPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
     """RNNsearch, RNNsearch* or RNMT with its output matrix: `generate` translates, `labels` train."""
 
     model_class = RNMTModel

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import OutputRecorder
@@ -306,7 +307,9 @@ class RPETransformerModel(RPETransformerPreTrainedModel, Seq2SeqModelBase):
     decoder_class = RPETransformerDecoder
 
 
-class RPETransformerForConditionalGeneration(RPETransformerPreTrainedModel, Seq2SeqConditionalGeneration):
+class RPETransformerForConditionalGeneration(
+    RPETransformerPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin
+):
     """The Transformer with recurrent positions and its output layer: `generate` translates, `labels` train."""
 
     model_class = RPETransformerModel

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.utils import can_return_tuple, logging
@@ -384,7 +384,7 @@ class VRNMTModel(VRNMTPreTrainedModel, Seq2SeqModelBase):
         init.constant_(self.training_step, -1)
 
 
-class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGeneration):
+class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
     """
     VRNMT or VNMT with its output matrix: `generate` translates, `labels` train. In training the loss includes the KL
     divergence, whose weight rises during the first `kl_annealing_steps` if the trainer calls [`set_training_step`].
@@ -459,7 +459,7 @@ class VRNMTForConditionalGeneration(VRNMTPreTrainedModel, Seq2SeqConditionalGene
             )
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate as transformers does; beam search raises a `UserError` with `latent_inference="sample"`."""
+        """Generate as [`GenerationMixin`]; beam search raises a `UserError` with `latent_inference="sample"`."""
         given = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None)
         choices = (kwargs.get("num_beams"), getattr(given, "num_beams", None), self.generation_config.num_beams)
         beams = next((beams for beams in choices if beams is not None), 1)

@@ -5,7 +5,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_masks_for_generate
@@ -152,8 +151,8 @@ class Seq2SeqModelBase(Seq2SeqPreTrainedModel):
         )
 
 
-class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel, GenerationMixin):
-    """Output layer, loss and generation. Subclasses set `model_class`."""
+class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel):
+    """Output layer, loss and generation. A generating class adds `GenerationMixin`, and sets `model_class`."""
 
     model_class: type[Seq2SeqModelBase]
     further_inputs = ("decoder_input_ids",)
@@ -198,7 +197,7 @@ class Seq2SeqConditionalGeneration(Seq2SeqPreTrainedModel, GenerationMixin):
         """Generate as transformers does; on the CPU, layers keep a second copy of weights until trained or moved."""
         if not self.training and self.device.type == "cpu":
             pack_weights(self)
-        return super().generate(*args, **kwargs)
+        return super().generate(*args, **kwargs)  # type: ignore[misc]  # of GenerationMixin
 
     def train(self, mode: bool = True) -> Self:
         if mode:

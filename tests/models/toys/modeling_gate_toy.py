@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers import GenerationMixin
 from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_gate_toy import GateToyConfig
@@ -68,5 +69,5 @@ class GateToyModel(GateToyPreTrainedModel, Seq2SeqModelBase):
     encoder_class, decoder_class = GateToyEncoder, GateToyDecoder
 
 
-class GateToyForConditionalGeneration(GateToyPreTrainedModel, Seq2SeqConditionalGeneration):
+class GateToyForConditionalGeneration(GateToyPreTrainedModel, Seq2SeqConditionalGeneration, GenerationMixin):
     model_class = GateToyModel
