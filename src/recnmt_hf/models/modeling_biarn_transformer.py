@@ -161,12 +161,9 @@ class AttentiveRecurrentDirection(nn.Module):
 
     def is_plain(self) -> bool:
         """Return whether all parameters may be read instead of calling their modules."""
-        return (
-            all(is_plain(self.get_submodule(name), nn.Linear) for name in self.read_layers)
-            and is_plain(self.attn, MultiHeadAttention)
-            and is_plain(self.cell, self.cell_class)
-            and is_plain(self, AttentiveRecurrentDirection)
-        )
+        own = (self, AttentiveRecurrentDirection), (self.attn, MultiHeadAttention), (self.cell, self.cell_class)
+        layers = ((self.get_submodule(name), nn.Linear) for name in self.read_layers)
+        return all(is_plain(module, kind) for module, kind in (*own, *layers))
 
 
 class AttentiveRecurrence(Recurrence):

@@ -379,13 +379,10 @@ class DecoderRecurrence(GradientCheckpointingLayer):
 
     def is_fast(self) -> bool:
         """Return whether all parameters may be read instead of calling their modules."""
-        return (
-            allowed()
-            and is_plain(self.attention, AdditiveAttention)
-            and all(is_plain(self.get_submodule(name), nn.Linear) for name in self.read_layers)
-            and is_plain(self.context_cell, self.context_cell_class)
-            and (not self.is_conditional or is_plain(self.word_cell, nn.GRUCell))
-        )
+        own: list[Any] = [(self.attention, AdditiveAttention), (self.context_cell, self.context_cell_class)]
+        own += [(self.word_cell, nn.GRUCell)] if self.is_conditional else []
+        layers = ((self.get_submodule(name), nn.Linear) for name in self.read_layers)
+        return allowed() and all(is_plain(module, kind) for module, kind in (*own, *layers))
 
     def project_memory(self, annotations: Tensor) -> tuple[Tensor, Tensor]:
         """Return for all steps keys `U h_i + b`, and as values the gates' `W h_i` beside the read-out's `W_c h_i`."""

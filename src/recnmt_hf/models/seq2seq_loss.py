@@ -89,16 +89,14 @@ class ChunkedCrossEntropy(CustomGradient):
         bias: Tensor | None,
         labels: Tensor,
         divisor: Tensor | int,
-        label_smoothing: float,
-        chunk_size: int,
-        compute_dtype: torch.dtype,
-        wants_grad: bool,
+        *settings: Any,
     ) -> tuple[Tensor | None, ...]:
+        label_smoothing, chunk_size, compute_dtype, wants_grad = settings
         states, matrix = hidden_states.to(compute_dtype), weight.to(compute_dtype)
         sum_dtype = torch.promote_types(compute_dtype, torch.float32)
         factor = torch.ones((), dtype=sum_dtype, device=states.device) / divisor if wants_grad else None
-        settings = {"label_smoothing": float(label_smoothing), "chunk_size": chunk_size}
-        total, *gradients = chunked_losses(states, matrix, bias, labels, factor, **settings)
+        chunks = {"label_smoothing": float(label_smoothing), "chunk_size": chunk_size}
+        total, *gradients = chunked_losses(states, matrix, bias, labels, factor, **chunks)
         return total / divisor, *(gradients or (None, None))
 
     @staticmethod
@@ -254,17 +252,10 @@ def chunked_cross_entropy(
         settings = label_smoothing, num_items_in_batch, chunk_size
         return chunked_cross_entropy_of_layer(layer, hidden_states, labels, bias, *settings)
     with with_autocast(hidden_states.device, None):
-        return ChunkedCrossEntropy.apply(
-            hidden_states.reshape(-1, hidden_states.shape[-1]),
-            weight,
-            bias,
-            labels,
-            divisor(labels, num_items_in_batch),
-            label_smoothing,
-            chunk_size,
-            compute_dtype,
-            torch.is_grad_enabled() and (hidden_states.requires_grad or weight.requires_grad),
-        )[0]
+        states, count = hidden_states.reshape(-1, hidden_states.shape[-1]), divisor(labels, num_items_in_batch)
+        wants_grad = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
+        chunks = label_smoothing, chunk_size, compute_dtype, wants_grad
+        return ChunkedCrossEntropy.apply(states, weight, bias, labels, count, *chunks)[0]
 
 
 def chunked_cross_entropy_of_layer(
