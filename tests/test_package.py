@@ -19,8 +19,8 @@ from recnmt_hf.families import FAMILIES
 
 # Most lines of each package, and of all others together.
 BUDGET = {
-    **{"models": 9900, "training": 3375, "data": 3400, "inference": 3200, "hub": 1925, "commands": 1550},
-    "others": 3750,
+    **{"models": 9700, "training": 3370, "data": 3370, "inference": 3180, "hub": 1840, "commands": 1535},
+    "others": 3205,
 }
 # The packages that each package may import.
 DEPENDENCIES = {
