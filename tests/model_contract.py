@@ -258,36 +258,23 @@ class ModelContract:
             assert torch.equal(logits()[0], tokens)
 
     @pytest.mark.parametrize("beams", [1, 3])
-    def test_padded_prompts_give_the_same_logits_with_every_cache(self, variant, beams):
-        model = self.model(variant)
-        batch = ragged_batch()
-        del batch["labels"]
-        prompt = torch.tensor([[0, 0, 1, 8], [1, 6, 7, 8], [0, 1, 7, 9]])
-        settings = {"decoder_input_ids": prompt, "decoder_attention_mask": (prompt != 0).long(), "num_beams": beams}
-        settings |= {"max_new_tokens": 4, "min_new_tokens": 4, "output_logits": True, "return_dict_in_generate": True}
-        expected = model.generate(**batch, **settings, use_cache=False)
-        for cache in ({}, {"cache_implementation": "static"}, {CACHE: static_cache(model, 12)}):
-            found = model.generate(**batch, **settings, **cache, disable_compile=True)
-            assert torch.equal(found.sequences, expected.sequences)
-            torch.testing.assert_close(found.logits, expected.logits, atol=1e-9, rtol=0)
-
-    @pytest.mark.parametrize("beams", [1, 3])
     def test_padded_prompts_go_on_as_they_do_alone(self, variant, beams):
-        """Every beam of a prompt knows its padding: it is continued as without."""
+        """With every cache: each beam of a prompt knows its padding, and is continued as without."""
         model = self.model(variant)
         batch = ragged_batch()
         prompt = torch.tensor([[0, 0, 1, 8], [1, 6, 7, 8], [0, 1, 7, 9]])
-        settings = {"num_beams": beams, "max_new_tokens": 4, "min_new_tokens": 4}
+        settings = {"num_beams": beams, "max_new_tokens": 4, "min_new_tokens": 4, "disable_compile": True}
         settings |= {"output_logits": True, "return_dict_in_generate": True}
         prompts = {"decoder_input_ids": prompt, "decoder_attention_mask": (prompt != 0).long()}
-        found = model.generate(**source_of(batch), **prompts, **settings)
+        caches = ({}, {"use_cache": False}, {"cache_implementation": "static"}, {CACHE: static_cache(model, 12)})
+        found = [model.generate(**source_of(batch), **prompts, **settings, **cache) for cache in caches]
         for row, (length, padding) in enumerate(zip((7, 4, 1), (2, 0, 1), strict=True)):
             source = batch["input_ids"][row : row + 1, :length]
             alone = model.generate(source, decoder_input_ids=prompt[row : row + 1, padding:], **settings)
-            assert torch.equal(found.sequences[row : row + 1, padding:], alone.sequences)
-            for together, single in zip(found.logits, alone.logits, strict=True):
-                own = together[row * beams : (row + 1) * beams]
-                torch.testing.assert_close(own, single, atol=1e-9, rtol=0)
+            for each in found:
+                assert torch.equal(each.sequences[row : row + 1, padding:], alone.sequences)
+                own = tuple(logits[row * beams : (row + 1) * beams] for logits in each.logits)
+                torch.testing.assert_close(own, alone.logits, atol=1e-9, rtol=0)
 
     def test_a_cache_serves_a_second_source(self, variant):
         """A handed-in cache that is reset holds nothing of the source before, whatever its length."""

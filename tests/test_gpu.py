@@ -3,26 +3,19 @@ What only a GPU can show: every family computes there what it computes on the CP
 waits for the GPU no more often than MarianMT. Run with `pytest -m gpu`; without a GPU these tests are skipped.
 """
 
-import dataclasses
 import json
 import warnings
 
 import pytest
 import torch
-from model_contract import TINY, ragged_batch, scatter_parameters
+from model_contract import TINY, family_model, ragged_batch, scatter_parameters
 from transformers import MarianConfig, MarianMTModel
+from triton_examples import WITH_KERNELS
 
 import recnmt_hf
 from recnmt_hf.commands.main import main
 from recnmt_hf.families import FAMILIES
-from recnmt_hf.models import (
-    kernels_attentional_steps,
-    kernels_onlstm_transformer,
-    kernels_triton,
-    kernels_triton_gru,
-    kernels_vrnmt,
-    light_decoders,
-)
+from recnmt_hf.models import kernels_triton
 
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
@@ -52,27 +45,14 @@ def exact_products(monkeypatch):
 
 def build(model_type, fields, scattered=True):
     """Return a tiny model on the CPU without dropout, with large random parameters or the usual initial ones."""
-    torch.manual_seed(5)
-    family = FAMILIES[model_type]
-    config_class = family.load_class("Config")
-    still = {field.name: 0.0 for field in dataclasses.fields(config_class) if field.name.endswith("dropout")}
-    config = config_class(**{**TINY, **family.small, **still, **fields})
-    model = family.load_class("ForConditionalGeneration")(config).eval()
+    small = {"decoder_layers": 2, **FAMILIES[model_type].small}
+    small |= {"gcn_edge_dropout": 0.0} if model_type == "gcn_rnmt" else {}
+    model = family_model(model_type, **small | fields).eval()
     return scatter_parameters(model) if scattered else model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "family",
-    [
-        kernels_onlstm_transformer,
-        kernels_attentional_steps,
-        kernels_vrnmt.LatentPart,
-        light_decoders,
-        kernels_triton_gru,
-    ],
-    ids=lambda family: family.__name__.rpartition(".")[2],
-)
+@pytest.mark.parametrize("family", WITH_KERNELS, ids=lambda family: family.__name__.rpartition(".")[2])
 def test_triton_kernels_agree(family, dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

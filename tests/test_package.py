@@ -9,8 +9,11 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import recnmt_hf
 from recnmt_hf._lazy import names_for_type_checkers
@@ -35,14 +38,6 @@ DEPENDENCIES = {
     "demo": {"models", "families", "data", "metrics", "inference", "training", "analysis", "hub"},
     "commands": {*("models", "families", "data", "metrics", "inference", "training", "analysis", "hub", "demo")},
 }
-
-
-def python(code, **environment):
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
 
 
 def test_packages_stay_within_their_lines(repository):
@@ -91,20 +86,14 @@ print(transformers.pipelines.PIPELINE_REGISTRY.check_task("recnmt-translation")[
 )
 def test_transformers_knows_the_zoo(first):
     """After `import recnmt_hf` alone: the Auto classes know its models, and `pipeline` its task."""
-    *lines, pipeline = python(f"{first}\n{AUTO}").splitlines()
+    result = subprocess.run([sys.executable, "-c", f"{first}\n{AUTO}"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    *lines, pipeline = result.stdout.splitlines()
     assert len(lines) == len(recnmt_hf.MODEL_TYPES) and pipeline == "TranslationPipeline"
     for line in lines:
         config, base, generating = line.split()
         prefix = config.removesuffix("Config")
         assert (base, generating) == (f"{prefix}Model", f"{prefix}ForConditionalGeneration")
-
-
-@pytest.fixture(scope="module")
-def console_script(tmp_path_factory):
-    """Return a console script as pip writes it."""
-    script = tmp_path_factory.mktemp("bin") / "recnmt"
-    script.write_text("import sys\nfrom recnmt_hf.commands.main import main\nsys.exit(main())\n")
-    return script
 
 
 @pytest.mark.parametrize(
@@ -120,9 +109,10 @@ def console_script(tmp_path_factory):
     ],
 )
 @pytest.mark.parametrize("start", ["script", "module"])
-def test_help_and_usage_errors_import_no_models(console_script, start, words, code, message):
-    """They are fast, because neither torch nor transformers is imported."""
-    program = [str(console_script)] if start == "script" else ["-m", "recnmt_hf.commands.main"]
+def test_help_and_usage_errors_import_no_models(tmp_path, start, words, code, message):
+    """They are fast, because neither torch nor transformers is imported; by a script as pip writes it, too."""
+    (tmp_path / "recnmt").write_text("import sys\nfrom recnmt_hf.commands.main import main\nsys.exit(main())\n")
+    program = [str(tmp_path / "recnmt")] if start == "script" else ["-m", "recnmt_hf.commands.main"]
     command = [sys.executable, "-X", "importtime", *program, *words.split()]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == code and message in result.stdout + result.stderr
@@ -190,6 +180,19 @@ def imported(path):
             yield node.level, node.module or ""
         elif isinstance(node, ast.Import):
             yield from ((0, alias.name) for alias in node.names)
+
+
+def test_imported_packages_are_required(repository):
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    extras = ("plots", "marian", "metrics", "engines", "onnx", "filters", "demo", "triton")
+    lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
+    known = {"recnmt-hf"} | {canonicalize_name(Requirement(text).name) for texts in lists for text in texts}
+    names = {"yaml": "pyyaml", "ruamel": "ruamel-yaml", "markdown_it": "markdown-it-py"}  # of other imports
+    for path in (repository / "src").rglob("*.py"):
+        for level, name in imported(path):
+            root = name.split(".")[0]
+            is_known = root in sys.stdlib_module_names or canonicalize_name(names.get(root, root)) in known
+            assert level or is_known, (path, root)
 
 
 def test_models_are_one_flat_folder(repository):

@@ -121,21 +121,6 @@ def test_bins_by_length():
     assert [(name, count) for name, count, _ in unspaced] == [("(0, 2]", 2), ("(2, 6]", 2)]
 
 
-@pytest.mark.parametrize("method", ["bootstrap", "randomization", "sign"])
-def test_significance(method):
-    """A clearly better system differs significantly, an almost equal one does not; the same seed gives the same p."""
-    references = [f"sentence number {i} tells about thing {i % 7} and place {i % 11}" for i in range(200)]
-    baseline = [r.replace("tells about", "says of") if i % 2 else r for i, r in enumerate(references)]
-    better = [r.replace("tells about", "says of") if i % 10 == 1 else r for i, r in enumerate(references)]
-    same = [r if i % 2 else r.replace("tells about", "says of") for i, r in enumerate(references)]
-    systems = {"baseline": baseline, "better": better, "same": same}
-    found = compare_systems(systems, references, method, samples=300)
-    assert [each.system for each in found] == ["baseline", "better", "same"]
-    assert found[0].p_value is None and found[0].difference == 0
-    assert found[1].difference > 5 and found[1].p_value < 0.01 < 0.05 < found[2].p_value
-    assert compare_systems(systems, references, method, samples=300) == found
-
-
 def test_tokenizer_of_bins_and_significance():
     """The tokenizer of the score is also that of bins and tests: characters of a language without spaces."""
     references = ["我们 看见 一只 猫 。", "他 来 了 。", "你 好 吗 ？", "是 的 。"]

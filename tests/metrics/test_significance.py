@@ -36,6 +36,15 @@ def test_bootstrap_reports_an_interval_and_randomization_none():
     assert (same.difference, same.p_value) == (0, 1)
 
 
+@pytest.mark.parametrize("method", ["bootstrap", "randomization", "sign"])
+def test_a_better_system_is_significant_and_an_almost_equal_one_is_not(method):
+    """The same seed gives the same p."""
+    systems = {"baseline": BASELINE, "better": REFERENCES, "same": [*REFERENCES[:2], *BASELINE[2:]]}
+    found = compare_systems(systems, REFERENCES, method, samples=300)
+    assert found[0].p_value is None and found[1].p_value < 0.02 < 0.05 < found[2].p_value
+    assert compare_systems(systems, REFERENCES, method, samples=300) == found
+
+
 def test_the_largest_seed(monkeypatch):
     monkeypatch.setenv("SACREBLEU_SEED", "7")
     assert "seed:4294967295|" in compare_systems(SYSTEMS, REFERENCES, samples=2, seed=2**32 - 1)[0].signature

@@ -1,24 +1,15 @@
-"""Multi-head attention by itself: heads, masks, beams, caches, and when weights are returned."""
+"""Multi-head attention by itself: heads, beams, caches, and when weights are returned."""
 
 import pytest
 import torch
 from model_contract import TINY, ragged_batch
-from torch import nn
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import recnmt_hf
 from recnmt_hf import NMTTransformerConfig
-from recnmt_hf.models.attention import (
-    MultiHeadAttention,
-    causal_mask,
-    key_positions,
-    masked_softmax,
-    self_mask,
-    source_mask,
-    visible_positions,
-)
+from recnmt_hf.models.attention import MultiHeadAttention, masked_softmax
 from recnmt_hf.models.decoder_cache import SourceMemoryCache
 
 
@@ -50,27 +41,6 @@ def by_hand(layer, queries, memory, visible=None):
     return layer.out_proj(torch.cat(contexts, -1)), torch.stack(all_weights)
 
 
-def test_where_keys_and_queries_stand():
-    """The queries are the last of the keys, unless their place is given."""
-    for offset, expected in ((None, [[3], [4]]), (1, [[1], [2]]), (torch.tensor(1), [[1], [2]])):
-        keys, queries = key_positions(torch.zeros(1, 1, 2, 5), offset)
-        assert keys.tolist() == [0, 1, 2, 3, 4] and queries.tolist() == expected
-
-
-def test_what_a_query_sees():
-    layer, scores = nn.Module(), torch.zeros(1, 1, 2, 3)
-    assert visible_positions(layer, None, scores) is None
-    layer.is_causal = True
-    assert visible_positions(layer, None, scores).tolist() == [[True, True, False], [True] * 3]
-    assert visible_positions(layer, None, scores, 0).tolist() == [[True, False, False], [True, True, False]]
-    assert visible_positions(layer, None, scores[:, :, :1]) is None, "a single query is the last one"
-    mask = torch.tensor([True, False])
-    assert visible_positions(layer, mask, scores) is mask
-    least = torch.finfo(torch.float32).min
-    additive = torch.tensor([0.0, -5.0, least, -torch.inf])
-    assert visible_positions(layer, additive, scores).tolist() == [True, True, False, False]
-
-
 def test_weights_of_a_query_that_sees_nothing_are_zero():
     scores = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
     visible = torch.tensor([[True, True, False], [False] * 3])
@@ -83,29 +53,6 @@ def test_weights_of_a_query_that_sees_nothing_are_zero():
         assert half.dtype == kind and torch.equal(half, many.to(kind).float().softmax(0).to(kind))
     exact = torch.randn(5, dtype=torch.float64)
     assert torch.equal(masked_softmax(exact, None, torch.float64), exact.softmax(0))
-
-
-def test_masks_of_memories_and_words():
-    states, padded = torch.zeros(2, 3, 6), torch.tensor([[1, 1, 0], [1, 1, 1]])
-    for implementation in ("sdpa", "eager", "flex_attention"):
-        given = config(implementation)
-        assert source_mask(given, states, None) is None
-        mask = source_mask(given, states, padded)
-        assert mask.shape == (2, 1, 1, 3)
-        assert visible_positions(None, mask, None)[:, 0, 0].tolist() == [[True, True, False], [True] * 3]
-        if implementation == "flex_attention":  # which would compile its own kind of mask for words
-            continue
-        assert torch.equal(self_mask(given, states, padded), mask)
-        seen = visible_positions(None, causal_mask(given, states, padded, None), None)[0, 0]
-        assert seen.tolist() == [[True, False, False], [True, True, False], [True, True, False]]
-    growing, static = DynamicCache(), StaticCache(config=config(), max_cache_len=5)
-    one = states[:, :1]
-    for cache in (None, growing, EncoderDecoderCache(growing, DynamicCache())):
-        assert causal_mask(config("eager"), one, None, cache) is None
-    static.update(torch.zeros(2, 2, 1, 3), torch.zeros(2, 2, 1, 3), 0)
-    mask = causal_mask(config("eager"), one, None, EncoderDecoderCache(static, DynamicCache()))
-    assert visible_positions(None, mask, None)[0, 0].tolist() == [[True, True, False, False, False]]
-    assert causal_mask(config("eager"), one, torch.ones(2, 1), None) is not None
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager", "flex_attention"])

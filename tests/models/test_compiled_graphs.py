@@ -40,27 +40,20 @@ def build(model_type, **fields):
     return family_model(model_type, **sizes, **fields).double()
 
 
+# With a static cache and with dynamic shapes, or not: two ways for every family, and the others for one.
+WAYS = [(False, True), (True, None), (False, None), (True, True)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", FAMILIES)
 @pytest.mark.parametrize(
-    ("static", "dynamic"), [(False, True), (True, None)], ids=["growing cache, dynamic shapes", "static cache"]
+    ("model_type", "static", "dynamic"),
+    [(name, *way) for name in FAMILIES for way in WAYS[: 4 if name == "rpe_transformer" else 2]],
 )
-def test_generation(static, dynamic, model_type):
+def test_generation(model_type, static, dynamic):
     # Four lengths are enough for what others add to the base Transformer.
     settings = {"dynamic": dynamic, "lengths": ALL_LENGTHS if model_type == "nmt_transformer" else FEW_LENGTHS}
     expected = graphs_of_marian(count_generation, static, **settings)
     graphs, breaks = count_generation(scatter_parameters(build(model_type)).eval(), static, **settings)
-    assert breaks == 0 and graphs <= expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("static", "dynamic"), [(False, None), (True, True)], ids=["growing cache", "static cache, dynamic shapes"]
-)
-def test_generation_in_other_modes(static, dynamic):
-    settings = {"dynamic": dynamic, "lengths": FEW_LENGTHS}
-    expected = graphs_of_marian(count_generation, static, **settings)
-    graphs, breaks = count_generation(scatter_parameters(build("rpe_transformer")).eval(), static, **settings)
     assert breaks == 0 and graphs <= expected
 
 

@@ -1,12 +1,11 @@
 """BiRNN+GCN: the contract with trees, the equations, what padding may do, and a task that needs syntax."""
 
-import importlib.util
 import inspect
 import itertools
 import math
-import sys
 
 import pytest
+import reordering
 import torch
 from compiled_graphs import MOST_LENGTHS
 from model_contract import VOCABULARY, ModelContract, gradients_of, scatter_parameters
@@ -403,26 +402,11 @@ def test_initial_values():
                     assert 0.008 < parameter.std() < 0.012 and parameter.mean().abs() < 0.002
 
 
-@pytest.fixture(scope="module")
-def reordering(repository):
-    """The script of the artificial task of the paper."""
-    spec = importlib.util.spec_from_file_location("reordering", repository / "scripts/examples/reordering.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["reordering"] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["reordering"]
-
-
-def small_task(reordering):
-    sizes = {"letters": 8, "longest": 7, "train": 4800, "validation": 200}
-    return reordering.Task(**sizes, batch_size=64, epochs=3, d_model=32, learning_rate=8e-3)
-
-
 @pytest.mark.slow
-def test_shuffled_letters_are_put_back_by_their_edges(reordering):
+def test_shuffled_letters_are_put_back_by_their_edges():
     """BLEU above 95, and the gates tell true from fake edges; without edges the task cannot be solved."""
-    task = small_task(reordering)
+    sizes = {"letters": 8, "longest": 7, "train": 4800, "validation": 200}
+    task = reordering.Task(**sizes, batch_size=64, epochs=3, d_model=32, learning_rate=8e-3)
     model = task.build()
     assert list(reordering.train(task, model)) == [1, 2, 3]
     assert reordering.evaluate(task, model) > 95

@@ -17,14 +17,10 @@ from recnmt_hf.models.seq2seq_loss import (
 )
 
 
-@pytest.fixture(params=["fast", "slow"])
-def paths(request, monkeypatch):
-    monkeypatch.setenv("RECNMT_FAST_PATHS", "1" if request.param == "fast" else "0")
-    return request.param
-
-
+@pytest.mark.parametrize("fast", ["1", "0"], ids=["fast", "slow"])
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
-def test_dropout_has_its_rate_and_scale(paths, p):
+def test_dropout_has_its_rate_and_scale(p, fast, monkeypatch):
+    monkeypatch.setenv("RECNMT_FAST_PATHS", fast)
     states = torch.ones(401, 499, requires_grad=True)
     dropped = kernels_shared.dropout(states, p, True)
     zeros = (dropped == 0).float().mean().item()

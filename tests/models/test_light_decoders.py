@@ -6,7 +6,7 @@ from compiled_graphs import FEW_LENGTHS
 from gradients import check_gradients
 from model_contract import ModelContract, scatter_parameters
 from slow_transformer import SlowTransformer, compare, multiply_instead_of_dropping
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache
 
 import recnmt_hf
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration, RPETransformerConfig
@@ -133,26 +133,6 @@ def test_gradients_of_the_scan():
         tensor.requires_grad_()
     check_gradients(LinearScan.apply, inputs)
     assert torch.autograd.gradgradcheck(LinearScan.apply, inputs)
-
-
-@pytest.mark.parametrize("fields", [SSRU, AVERAGE], ids=["ssru", "average"])
-def test_chunks_and_a_rolled_back_step(fields):
-    """The target in pieces of any length, and again after the last words were taken back."""
-    model = TestLightDecoders().model(fields)
-    source, target = torch.randint(4, 37, (2, 5)), torch.randint(4, 37, (2, 9))
-    whole = model(source, decoder_input_ids=target).logits
-    config = model.config.get_text_config(decoder=True)
-    cache = EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
-    for layer in cache.self_attention_cache.layers:
-        layer.activate_past_recording()
-    logits = []
-    for start, end in ((0, 1), (1, 5), (5, 7), (7, 9)):
-        step = {"decoder_input_ids": target[:, start:end], "cache": cache, "use_cache": True}
-        logits.append(model(source, **step).logits)
-    torch.testing.assert_close(torch.cat(logits, 1), whole, atol=1e-10, rtol=0)
-    cache.crop(-4)
-    again = model(source, decoder_input_ids=target[:, 5:], cache=cache, use_cache=True).logits
-    torch.testing.assert_close(again, whole[:, 5:], atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from compiled_graphs import ALL_LENGTHS, MOST_LENGTHS
+from gradients import LargestTensor
 from model_contract import TINY, VOCABULARY, ModelContract, ragged_batch, scatter_parameters, source_of
 from safetensors.torch import load_file, save_file
 from slow_transformer import SlowTransformer, compare, multiply_instead_of_dropping, name_fields
@@ -18,7 +19,6 @@ from recnmt_hf.models import seq2seq_loading
 from recnmt_hf.models.attention import eager_attention_forward
 from recnmt_hf.models.modeling_nmt_transformer import RelativeMultiHeadAttention
 from recnmt_hf.models.seq2seq_loading import Initialization
-from recnmt_hf.models.seq2seq_stacks import TokenAndPositionInput, sinusoid_table
 
 
 class TestNMTTransformer(ModelContract):
@@ -90,55 +90,9 @@ def test_relative_attention_makes_no_pairwise_vectors():
     attention = RelativeMultiHeadAttention(config, 32, 4)
     torch.nn.init.normal_(attention.relative_keys)
     torch.nn.init.normal_(attention.relative_values)
-    length, largest = 50, 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            nonlocal largest
-            outputs = function(*args, **(kwargs or {}))
-            for output in outputs if isinstance(outputs, (tuple, list)) else [outputs]:
-                if isinstance(output, torch.Tensor):
-                    largest = max(largest, output.numel())
-            return outputs
-
-    with Watch():
-        attention(torch.randn(1, length, 32))[0].sum().backward()
-    assert largest <= 4 * length * length  # scores of four heads, nothing eight times as wide
-
-
-def test_parameter_counts():
-    """Body without embeddings at base and big size (SPEC 0.2), and the tying's three totals."""
-    from recnmt_hf import NMTTransformerModel
-
-    for preset, expected in (("base", 44.14e6), ("big", 176.36e6)):
-        with torch.device("meta"):
-            model = NMTTransformerModel(NMTTransformerConfig.from_preset(preset, vocab_size=100))
-        body = sum(p.numel() for name, p in model.named_parameters() if "embed" not in name and "shared" not in name)
-        assert abs(body - expected) < 5e3, (preset, body)
-
-
-@pytest.mark.parametrize("kind", ["sinusoidal", "marian", "tensor2tensor", "learned"])
-def test_positions_from_an_offset_by_number_or_by_ids(kind):
-    module = TokenAndPositionInput(TestNMTTransformer().config(max_position_embeddings=6), kind, 4).embed_positions
-    if kind == "learned":
-        assert module.kind == "learned"
-        rows = torch.nn.init.normal_(module.weight)
-    else:
-        rows = sinusoid_table(6, 4, kind)
-        # Of position 3: 10000^(2i / 4) is 1 and 100, and 10000^(2i / 2) is 1 and 10000.
-        angles = torch.tensor([3.0, 0.0003 if kind == "tensor2tensor" else 0.03])
-        order = [0, 2, 1, 3] if kind == "sinusoidal" else [0, 1, 2, 3]
-        torch.testing.assert_close(rows[3], torch.cat([angles.sin(), angles.cos()])[order])
-        assert not module.state_dict(), "sinusoids are computed, not saved"
-        assert torch.equal(module.double()(6), sinusoid_table(6, 4, kind, torch.float64))
-        module.float()
-    assert torch.equal(module(6), rows) and torch.equal(module(2), rows[:2])
-    for offset in (3, torch.tensor(3)):
-        assert torch.equal(module(2, offset), rows[3:5])
-    places = torch.tensor([[0, 0, 5], [2, 1, 1]])
-    assert torch.equal(module(3, position_ids=places), rows[places])
-    with rejects(field="max_position_embeddings"):
-        module(3, 4)
+    with LargestTensor() as largest:
+        attention(torch.randn(1, 50, 32))[0].sum().backward()
+    assert largest.nbytes <= 4 * 50 * 50 * 4  # scores of four heads, nothing eight times as wide
 
 
 def test_sequences_beyond_the_position_table_are_refused():
@@ -146,6 +100,8 @@ def test_sequences_beyond_the_position_table_are_refused():
     long = torch.full((1, 9), 5)
     with rejects(field="max_position_embeddings"):
         model(long, decoder_input_ids=long[:, :2])
+    with rejects(field="max_position_embeddings"):
+        model.generate(long[:, :2], min_new_tokens=9, max_new_tokens=9)
     free = TestNMTTransformer().model({"max_position_embeddings": 8, "self_attention_type": "relative"})
     assert free(long, decoder_input_ids=long).logits.shape == (1, 9, VOCABULARY)
 

@@ -3,16 +3,13 @@
 import pytest
 import torch
 from torch import nn
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache, StaticLayer
 from user_errors import rejects
 
 from recnmt_hf.models.decoder_cache import (
     RecurrentStateLayer,
-    SourceMemoryCache,
     StaticRecurrentStateLayer,
-    can_concat,
     complete_cache,
-    concat,
     read_source_memory,
 )
 from recnmt_hf.models.recurrent_layers import CachedRecurrence, MaskedRNN, RecurrentLayer, masked_mean
@@ -232,44 +229,6 @@ def test_keys_and_states_are_cut_and_moved_together():
     check([2, 2, 0, 0], 4)
     layer.crop(1)  # what was recorded has moved too
     check([2, 2, 0, 0], 1)
-
-
-def test_joined_caches_have_the_rows_of_both():
-    """Layers of transformers and of this package; shorter memories are filled up, and all beams have their source."""
-    states, keys, memory = torch.randn(5, 3, 2), torch.randn(5, 1, 3, 4), torch.randn(3, 1, 6, 4)
-
-    def cache_of(rows, sources, length):
-        own = DynamicCache()
-        own.layers += [DynamicLayer(), RecurrentStateLayer(), RecurrentStateLayer(), DynamicLayer()]
-        plain, recurrent, attending, _ = own.layers  # the last one stays empty
-        plain.update(keys[rows], -keys[rows])
-        recurrent.update_states(h=states[rows], c=-states[rows])
-        attending.update(keys[rows], -keys[rows])
-        attending.update_states(h=states[rows])
-        kept, values = SourceMemoryCache(1), memory[sources, :, :length]
-        kept.layers[0].store("encoder", values, -values)
-        kept.layers[0].store("recurrence", values + 2, values + 3)
-        return EncoderDecoderCache(own, kept)
-
-    first, second = cache_of([0, 1], [0, 1], 4), cache_of([2], [2], 6)
-    for cache in (first, second):
-        cache.cross_attention_cache.masks["encoder"] = torch.ones(1, 1)
-        assert can_concat(cache)
-        cache.batch_repeat_interleave(2)
-    concat(first, second)
-    rows = [0, 0, 1, 1, 2, 2]
-    plain, recurrent, attending, empty = first.self_attention_cache.layers
-    for layer in (plain, attending):
-        assert torch.equal(layer.keys, keys[rows]) and torch.equal(layer.values, -keys[rows])
-    assert torch.equal(recurrent.states.get("c"), -states[rows, -1]) and not empty.is_initialized
-    assert torch.equal(attending.states.get("h"), states[rows, -1])
-    kept = first.cross_attention_cache
-    expected = memory.clone()
-    expected[:2, :, 4:] = 0
-    assert torch.equal(kept.layers[0].keys, expected) and torch.equal(kept.layers[0].values, -expected)
-    assert kept.beams == 2 and not kept.masks  # prepared again from the joined inputs
-    static = EncoderDecoderCache(Cache(layers=[StaticLayer(3)]), DynamicCache())
-    assert not can_concat(static) and not can_concat(DynamicCache()) and not can_concat(None)
 
 
 @pytest.mark.parametrize("static", [False, True])

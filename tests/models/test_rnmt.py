@@ -3,7 +3,7 @@
 import pytest
 import torch
 from compiled_graphs import MOST_LENGTHS
-from gradients import check_gradients
+from gradients import LargestTensor, check_gradients
 from model_contract import VOCABULARY, ModelContract, gradients_of, pad, ragged_batch, scatter_parameters, source_of
 from slow_transformer import multiply_instead_of_dropping, recurrent_step
 
@@ -503,24 +503,13 @@ def test_nothing_of_all_pairs_or_all_steps_is_made_at_once(training, monkeypatch
     model = TestRNMT().model({"relation_hidden_size": 32}, torch.float32).train(training)
     source = torch.randint(4, VOCABULARY, (batch_size, length))
     labels = torch.randint(4, VOCABULARY, (batch_size, steps))
-    largest = 0
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            nonlocal largest
-            output = function(*args, **(kwargs or {}))
-            for one in output if isinstance(output, (tuple, list)) else [output]:
-                if isinstance(one, torch.Tensor):
-                    largest = max(largest, one.untyped_storage().nbytes())
-            return output
-
-    with Watch(), torch.set_grad_enabled(training):
+    with LargestTensor() as largest, torch.set_grad_enabled(training):
         loss = model(source, labels=labels, return_logits=False).loss
         if training:
             loss.backward()
     pairs = batch_size * length * length * 32 * 4
     energies = batch_size * steps * length * width * 4
-    assert largest < min(pairs, energies) / 2, (largest, pairs, energies)
+    assert largest.nbytes < min(pairs, energies) / 2, (largest.nbytes, pairs, energies)
 
 
 def test_hidden_states_are_what_they_are_called():

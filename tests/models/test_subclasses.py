@@ -193,6 +193,3 @@ def test_relative_imports_travel_where_the_package_is_absent(tmp_path, stranger,
     assert stranger(code, tmp_path) == ["OwnForConditionalGeneration", model.own.weight.tolist()]
     for name in [name for name in sys.modules if name.startswith("own_package")]:
         del sys.modules[name]
-
-
-# Files of code, and their lines, that a saved model carries at most: what a reader of the Hub has to look through.

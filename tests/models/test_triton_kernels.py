@@ -4,16 +4,10 @@ import sys
 
 import pytest
 import torch
+from triton_examples import WITH_KERNELS
 
 import recnmt_hf
-from recnmt_hf.models import (
-    kernels_attentional_steps,
-    kernels_onlstm_transformer,
-    kernels_triton,
-    kernels_triton_gru,
-    kernels_vrnmt,
-    light_decoders,
-)
+from recnmt_hf.models import kernels_triton
 from recnmt_hf.models.kernels_shared import on_cpu
 from recnmt_hf.models.modeling_onlstm_transformer import ONLSTM
 
@@ -146,21 +140,12 @@ def test_models(on_gpu, name, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "example",
-    [
-        kernels_onlstm_transformer.example,
-        kernels_attentional_steps.example,
-        kernels_vrnmt.LatentPart.example,
-        kernels_triton_gru.example,
-        light_decoders.example,
-    ],
-)
-def test_examples_that_are_compared_on_a_device(monkeypatch, example, dtype):
+@pytest.mark.parametrize("family", WITH_KERNELS, ids=lambda family: family.__name__.rpartition(".")[2])
+def test_examples_that_are_compared_on_a_device(monkeypatch, family, dtype):
     device, launched = torch.device("cpu"), []
-    expected = example(device, torch.float32)
+    expected = family.example(device, torch.float32)
     monkeypatch.setattr(kernels_triton, "observers", [lambda kernel: launched.append(kernel) or True])
-    assert all(map(kernels_triton.is_close, example(device, dtype), expected)) and launched
+    assert all(map(kernels_triton.is_close, family.example(device, dtype), expected)) and launched
 
 
 def test_a_difference_falls_back_with_one_warning(monkeypatch):

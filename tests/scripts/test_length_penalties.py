@@ -4,24 +4,14 @@ import gzip
 import json
 
 from length_penalties import GRID, choose, main
+from test_sweep import RECIPE
 
 from recnmt_hf.training.recipe import Recipe
 from recnmt_hf.training.run import train
 
 
-RECIPE = """
-model: {type: nmt_transformer, preset: tiny, fields: {d_model: 16, encoder_layers: 1, decoder_layers: 1}}
-data: {train: [{generated: train, size: 60}], validation: [{generated: validation, size: 3}]}
-tokenizer: {kind: word}
-training: {max_steps: 2, max_tokens: 256, eval_steps: 2, save_steps: 2, bleu_samples: 2, use_cpu: true}
-average: {count: 1}
-decoding: {beams: 2, max_length_extra: 3}
-test: {unseen: {generated: test, size: 2}}
-"""
-
-
 def test_a_finished_run_is_decoded_with_all_penalties(tmp_path, capsys):
-    (tmp_path / "small.yaml").write_text(RECIPE)
+    (tmp_path / "small.yaml").write_text(RECIPE + "decoding: {beams: 2, max_length_extra: 3}\n")
     run, store = tmp_path / "two rows,seed=2", tmp_path / "store"
     train(Recipe.from_file(tmp_path / "small.yaml"), run)
     capsys.readouterr()
@@ -33,7 +23,7 @@ def test_a_finished_run_is_decoded_with_all_penalties(tmp_path, capsys):
     scores = result["sets"]["validation"]["rescored"]
     assert list(scores) == [str(alpha) for alpha in GRID]
     assert scores[str(result["tuned_length_penalty"])]["bleu"] == max(each["bleu"] for each in scores.values())
-    assert len((folder / "translations/unseen.tuned.de").read_text().splitlines()) == 2
+    assert len((folder / "translations/unseen.tuned.de").read_text().splitlines()) == 4
     kept = [json.loads(line) for line in gzip.decompress((folder / "nbest/unseen.jsonl.gz").read_bytes()).splitlines()]
     texts = [choose(list(map(tuple, hypotheses)), 1.0)[2] for hypotheses in kept]
-    assert len(texts) == 2 and all(isinstance(text, str) for text in texts)
+    assert len(texts) == 4 and all(isinstance(text, str) for text in texts)
