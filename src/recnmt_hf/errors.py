@@ -35,7 +35,7 @@ def packages_of_extra(extra: str, purpose: str) -> Iterator[None]:
 def explained(
     claim: str, field: Any, kinds: type[BaseException] | tuple[type[BaseException], ...] = Exception
 ) -> Iterator[None]:
-    """Turn errors of other libraries, of these kinds, into a [`UserError`] of a claim and the reason."""
+    """Turn errors of other libraries, of these `kinds`, into a [`UserError`] of `field`: a `claim` and the reason."""
     try:
         yield
     except UserError:
