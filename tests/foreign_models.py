@@ -113,24 +113,14 @@ def nllb(folder, texts, legacy=False):
     return save(transformers.M2M100ForConditionalGeneration(config), tokenizer, folder)
 
 
-def fairseq_vocabulary(pieces):
-    return [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *pieces["pieces"]]
-
-
-def mbart50(folder, pieces):
-    """mBART-50: languages as `de_DE`, first in the source and in the target."""
-    tokenizer = transformers.MBart50Tokenizer(vocab=fairseq_vocabulary(pieces))
-    config = transformers.MBartConfig(vocab_size=len(tokenizer), **SIZES)
-    model = transformers.MBartForConditionalGeneration(config)
-    model.generation_config.decoder_start_token_id = 2
+def mbart(folder, pieces, kind="MBart"):
+    """mBART: a language as `de_DE` ends the source and starts the decoder. MBart50: it is first in both texts."""
+    vocabulary = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *pieces["pieces"]]
+    tokenizer = getattr(transformers, f"{kind}Tokenizer")(vocab=vocabulary)
+    model = transformers.MBartForConditionalGeneration(transformers.MBartConfig(vocab_size=len(tokenizer), **SIZES))
+    if kind == "MBart50":
+        model.generation_config.decoder_start_token_id = 2
     return save(model, tokenizer, folder)
-
-
-def mbart(folder, pieces):
-    """mBART: the language ends the source and starts the decoder."""
-    tokenizer = transformers.MBartTokenizer(vocab=fairseq_vocabulary(pieces))
-    config = transformers.MBartConfig(vocab_size=len(tokenizer), **SIZES)
-    return save(transformers.MBartForConditionalGeneration(config), tokenizer, folder)
 
 
 def t5(folder, pieces, kind="T5", tags=(), **settings):

@@ -11,6 +11,7 @@ from unittest import mock
 
 import psutil
 import pytest
+from other_processes import launched, output_of
 
 from recnmt_hf.commands import translation_parts
 from recnmt_hf.commands.main import build_parser, main, parse
@@ -71,13 +72,9 @@ def test_texts_of_one_line_each(tiny_folder, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_processes_of_a_launcher(tiny_folder, texts):
-    whole = translate(tiny_folder, texts, "whole")
-    port = str(20000 + os.getpid() % 20000)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", port]
-    launch += ["-m", "recnmt_hf.commands.main", "translate", str(tiny_folder), "--device", "cpu", *OPTIONS]
-    output = texts.parent / "launched"
-    result = subprocess.run([*launch, "-i", texts, "-o", output], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr[-2000:]
+    whole, output = translate(tiny_folder, texts, "whole"), texts.parent / "launched"
+    words = ["translate", tiny_folder, "-i", texts, "-o", output, "--device", "cpu", *OPTIONS]
+    output_of(launched("-m", "recnmt_hf.commands.main", *words))
     assert output.read_text() == whole
 
 

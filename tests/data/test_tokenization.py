@@ -79,15 +79,9 @@ def test_control_tokens_in_a_text_are_text(kind, tmp_path, corpus):
             assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-@pytest.fixture(scope="module")
-def with_bytes(corpus, tmp_path_factory):
-    """A saved BPE tokenizer of the size from which bytes are among its symbols."""
-    folder = tmp_path_factory.mktemp("bytes")
-    train_tokenizer((text for pair in corpus["train"] for text in pair[:2]), "bpe", 1000).save_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)
-
-
-def test_bpe_of_some_size_writes_what_it_does_not_know_in_bytes(with_bytes, corpus):
+def test_bpe_of_some_size_writes_what_it_does_not_know_in_bytes(corpus, tmp_path):
+    train_tokenizer((text for pair in corpus["train"] for text in pair[:2]), "bpe", 1000).save_pretrained(tmp_path)
+    with_bytes = AutoTokenizer.from_pretrained(tmp_path)
     assert len(with_bytes) == 1000 and with_bytes.convert_tokens_to_ids("<0x41>") == 4 + 0x41
     texts = ["你好，世界。", "Ж and ß", "🙂 <0x41>", "naïve\tcafé", "a\x00b\x7f", *(pair.de for pair in corpus["test"])]
     rng = random.Random(3)

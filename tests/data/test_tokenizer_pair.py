@@ -1,13 +1,11 @@
-"""Source and target tokenizer as one thing: saved, loaded, checked."""
+"""Source and target tokenizer as one thing: saved and loaded."""
 
 import json
 
 import pytest
-from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf.data import Relations, TokenizerPair
-from recnmt_hf.data.tokenizer_pair import stamp_tokenizers
 
 
 RELATIONS = Relations(("<unk>", "root", "<piece>"))
@@ -36,17 +34,3 @@ def test_saved_and_loaded(tokenizer, separate, tmp_path, joint, subfolder):
     for file in tmp_path.glob("**/again/**/tokenizer_config.json"):
         original = tmp_path / file.relative_to(tmp_path / "again")
         assert json.loads(file.read_text()) == json.loads(original.read_text())
-
-
-def test_a_pair_is_checked_against_a_model(tokenizer, separate):
-    sizes = {"vocab_size": len(separate.source), "decoder_vocab_size": len(separate.target)}
-    config = recnmt_hf.NMTTransformerConfig.from_preset("tiny", share_encoder_decoder_embeddings=False, **sizes)
-    stamp_tokenizers(config, *separate)
-    model = recnmt_hf.NMTTransformerForConditionalGeneration(config)
-    separate.check(model)
-    with rejects(field="source tokenizer"):
-        TokenizerPair(tokenizer, separate.target).check(model)
-    with rejects(field="target tokenizer"):
-        TokenizerPair(separate.source).check(model)
-    with rejects("Use tokenizers with the same padding"):
-        separate.check_padding(7)

@@ -15,7 +15,6 @@ from recnmt_hf import prepare_dataset, train_tokenizer
 from recnmt_hf.data import Corpus, ParsedSentence, Relations, TreeCollator, TreeEncoder, load_pairs, read_conllu
 from recnmt_hf.data.corpora import load_test_set
 from recnmt_hf.data.records import Sentence, TokenTree
-from recnmt_hf.data.tree_inputs import attach_trees
 
 
 def row(number, form, head, relation="dep"):
@@ -42,7 +41,7 @@ BIRD = block(row(1, "Birds", 0, "root"))
 @pytest.fixture
 def files(tmp_path):
     """A corpus of three lines, of which the second is blank, with the trees of the others."""
-    (tmp_path / "a.en").write_text("The dog sleeps\n\ndo n't 10 000\n")
+    (tmp_path / "a.en").write_text("A dog sleeps\n\ndo n't 10 000\n")
     (tmp_path / "a.de").write_text("Der Hund schläft\nLeer\nNicht\n")
     (tmp_path / "a.conllu").write_text(DOG + "\n" + RANGE)
     return tmp_path
@@ -113,16 +112,6 @@ def test_parts_keep_the_edges_within():
     assert Sentence("a b").parts(["a", "b"]) == [Sentence("a"), Sentence("b")]
 
 
-def test_trees_beside_text(files):
-    lines = (files / "a.en").read_text().splitlines()
-    first, blank, last = attach_trees(lines, files / "a.en", files / "a.conllu")
-    assert first.heads == (2, 3, 0) and blank == ""
-    assert last.words == ("do", "n't", "10 000")
-    # The words are those of the text.
-    (other,) = attach_trees(["Ein Hund bellt"], None, write(files / "b.conllu", DOG))
-    assert str(other) == "Ein Hund bellt" and other.relations == ("det", "nsubj", "root")
-
-
 def write(path, text):
     path.write_text(text)
     return path
@@ -137,6 +126,7 @@ def test_corpora_with_trees(files):
     corpus = Corpus(source=files / "a.en", target=files / "a.de", source_trees=files / "a.conllu")
     pairs = list(load_pairs(corpus, "en", "de", "skip"))
     assert [pair.source.heads for pair in pairs] == [(2, 3, 0), (2, 0, 2)] and pairs[1].target == "Nicht"
+    assert str(pairs[0].source) == "A dog sleeps", "the words are those of the text"
     sources, references = load_test_set(replace(corpus, target=[files / "a.de"] * 2), "en", "de", "skip")
     assert sources[1].relations == ("aux:x", "root", "obj") and len(references) == 2
     records = list(map(row_of, sources))

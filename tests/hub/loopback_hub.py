@@ -13,6 +13,18 @@ from urllib.parse import unquote, urlsplit
 
 # Environment of processes that speak to the server.
 ONLINE = {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": "hf_fake", "HF_HUB_OFFLINE": "0"}
+UPLOAD = """
+    from pathlib import Path
+    from recnmt_hf.hub.publishing import Destination, prepare_space, upload
+    from recnmt_hf.models.user_errors import UserError
+    try:
+        folder = Path({folder!r})
+        if not folder.exists():
+            prepare_space({models!r}, folder, "tester/page")
+        found = upload(folder, Destination(**{to!r}))
+    except UserError as error:
+        found = str(error)
+"""
 
 
 def git_oid(data):
@@ -194,6 +206,13 @@ ROUTES = [
     (("GET", "HEAD"), f"/api/{KIND}/{NAME}", Handler.info),
     (("GET", "HEAD"), f"/(?:spaces/)?{NAME}/resolve/(refs/pr/\\d+|[^/]+)/(.+)", Handler.resolve),
 ]
+
+
+def upload(publisher, hub, folder, models=(), **to):
+    """Upload a folder, a Space of models if it is absent, from another process; its answer, and the files it sends."""
+    before = len(hub.uploaded)
+    said = publisher(UPLOAD.format(folder=str(folder), models=list(models), to=to), folder.parent)
+    return said, hub.uploaded[before:]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from huggingface_hub import ModelCard
-from loopback_hub import ONLINE, loopback_hub
+from loopback_hub import ONLINE, loopback_hub, upload
 from other_processes import other_process
 from safetensors.torch import load_file
 from user_errors import rejects
@@ -133,14 +133,6 @@ COMMAND = """
         code = main({words!r})
     found = [code, said.getvalue()]
 """
-UPLOAD = """
-    from recnmt_hf.hub.publishing import Destination, upload
-    from recnmt_hf.models.user_errors import UserError
-    try:
-        found = upload({folder!r}, Destination(**{to!r}))
-    except UserError as error:
-        found = str(error)
-"""
 
 
 @pytest.mark.slow
@@ -162,9 +154,7 @@ def test_pushing_and_loading_by_name(run_folder, repository_folder, tmp_path):
                 card = ModelCard.load(folder / "README.md")
                 card.data.license = licence
                 card.save(folder / "README.md")
-            before = len(hub.uploaded)
-            said = publisher(UPLOAD.format(folder=str(folder), to={"name": "tester/model", **to}), tmp_path)
-            return said, hub.uploaded[before:]
+            return upload(publisher, hub, folder, **{"name": "tester/model", **to})
 
         words = ["publish", str(run_folder), "tester/model", "--private", "--tag", "v1"]
         code, said = publisher(COMMAND.format(words=words), tmp_path)
@@ -192,16 +182,6 @@ def test_pushing_and_loading_by_name(run_folder, repository_folder, tmp_path):
         exec(textwrap.dedent(TRANSLATES.format(name=local, more="")), own)
         settings = {"num_beams": 2, "length_penalty": 0.7, "max_length": None, "max_new_tokens": 9}
         assert found == ["GRETForConditionalGeneration", own["model"].generate(**own["batch"], **settings).tolist()]
-
-        # A model's own push has code, and a card whose code runs.
-        code = f"""
-            from recnmt_hf import GRETForConditionalGeneration
-            found = str(GRETForConditionalGeneration.from_pretrained({local!r}).push_to_hub("tester/plain"))
-        """
-        assert publisher(code, tmp_path)
-        plain = hub.repositories["tester/plain"]
-        files = plain.commits[plain.at("main")]
-        assert "modeling_gret.py" in files and b'"tester/plain"' in files["README.md"]
 
         # Whatever the Hub rejects becomes one sentence: a card, an upload, a name, or no answer at all.
         assert '"license" must be one of' in send("nonsense", name="tester/fresh")[0]

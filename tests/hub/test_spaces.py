@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from loopback_hub import ONLINE, loopback_hub
+from loopback_hub import ONLINE, loopback_hub, upload
 from other_processes import other_process
 from user_errors import rejects
 
@@ -20,20 +20,6 @@ from recnmt_hf.hub.publishing import SPACE_FILES, files_of, is_allowed, prepare_
 
 
 gradio = pytest.importorskip("gradio")
-
-UPLOAD = """
-    from pathlib import Path
-    from recnmt_hf.hub.publishing import Destination, upload
-    from recnmt_hf.hub.publishing import prepare_space
-    from recnmt_hf.models.user_errors import UserError
-    try:
-        folder = Path({folder!r})
-        if not folder.exists():
-            prepare_space({models!r}, folder, "tester/page")
-        found = upload(folder, Destination(**{to!r}, kind="space"))
-    except UserError as error:
-        found = str(error)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +82,7 @@ def test_uploading_a_space(space, tiny_folder, tmp_path):
     ):
 
         def send(folder, models=(), **to):
-            before = len(hub.uploaded)
-            to = {"name": "tester/page", **to}
-            said = publisher(UPLOAD.format(folder=str(folder), models=list(models), to=to), tmp_path)
-            return said, hub.uploaded[before:]
+            return upload(publisher, hub, folder, models, **{"name": "tester/page", "kind": "space", **to})
 
         said, sent = send(space, private=True, tag="v1")
         assert f"{address}/" in said and set(sent) == set(files_of(space))
@@ -122,6 +105,8 @@ def test_uploading_a_space(space, tiny_folder, tmp_path):
         card = yaml.safe_load(files["README.md"].decode().split("---")[1])
         small = hub.repositories["tester/small"]
         assert places == {"small": ["tester/small", small.at("main")]} and card["models"] == ["tester/small"]
+        own = small.commits[small.at("main")]  # a model's own push has its code, and a card with its name
+        assert "modeling_nmt_transformer.py" in own and b'"tester/small"' in own["README.md"]
         assert send(tmp_path / "third", ["tester/unknown"])[0].startswith("tester/unknown: ")
         assert not (tmp_path / "third").exists()
         assert "has files that recnmt publish did not" in send(space, name="tester/small")[0]

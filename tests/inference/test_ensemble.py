@@ -94,8 +94,7 @@ def test_beams_of_samples_are_refused(members, random_translator):
         assert ensemble("The dog sleeps.", beams=1, max_new_tokens=2)
 
 
-def test_settings_of_the_model_apply_or_are_rejected(members, corpus, monkeypatch):
-    sentences = [pair.en for pair in corpus["test"][:3]]
+def test_settings_of_the_model_apply_or_are_rejected(members, sentences, monkeypatch):
     ensemble, settings = ensemble_of([members[0]] * 2), members[0].model.generation_config
     monkeypatch.setattr(settings, "min_length", 9)
     expected, found = (each(sentences, beams=2, max_new_tokens=9) for each in (members[0], ensemble))

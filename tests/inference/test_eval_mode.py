@@ -40,17 +40,11 @@ def translators(random_translator):
     return {name: random_translator(name, dropout=0.5) for name in sorted({name for name, _ in ENTRIES.values()})}
 
 
-@pytest.fixture
-def in_training(translators):
-    """Return a function that puts a model into training mode except for one module, as if that were frozen."""
-
-    def switch(name):
-        translator = translators[name]
-        translator.model.train()
-        list(translator.model.modules())[-1].eval()
-        return translator, modes(translator.model)
-
-    return switch
+def in_training(translator):
+    """Put a model into training mode except for one module, as if that were frozen; return it with its modes."""
+    translator.model.train()
+    list(translator.model.modules())[-1].eval()
+    return translator, modes(translator.model)
 
 
 def modes(model):
@@ -66,17 +60,17 @@ def plain(value):
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_a_model_in_training_is_run_without_dropout(in_training, translators, name):
+def test_a_model_in_training_is_run_without_dropout(translators, name):
     family, run = ENTRIES[name]
     translators[family].model.eval()
     expected = plain(run(translators[family]))
-    translator, before = in_training(family)
+    translator, before = in_training(translators[family])
     assert plain(run(translator)) == expected
     assert modes(translator.model) == before
 
 
-def test_modes_return_after_an_error(in_training, monkeypatch):
-    translator, before = in_training("nmt_transformer")
+def test_modes_return_after_an_error(translators, monkeypatch):
+    translator, before = in_training(translators["nmt_transformer"])
 
     def fail(*args, **kwargs):
         assert not any(module.training for module in translator.model.modules())
@@ -89,9 +83,9 @@ def test_modes_return_after_an_error(in_training, monkeypatch):
         assert modes(translator.model) == before
 
 
-def test_modes_return_between_results_of_a_generator(in_training):
+def test_modes_return_between_results_of_a_generator(translators):
     """A model stays in training mode while its translations are read, also if only the first is read."""
-    translator, before = in_training("nmt_transformer")
+    translator, before = in_training(translators["nmt_transformer"])
     for stream in (translator.translate(SOURCES, buffer=1, **SHORT), align_pairs(translator, SOURCES, TARGETS)):
         next(stream)
         assert modes(translator.model) == before

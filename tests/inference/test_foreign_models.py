@@ -64,6 +64,7 @@ class Zoo:
         function, settings = {
             "marian_separate": (foreign.marian, {"tags": (), "separate": True}),
             "nllb_legacy": (foreign.nllb, {"legacy": True}),
+            "mbart50": (foreign.mbart, {"kind": "MBart50"}),
             "t5": (foreign.t5, {"task_specific_params": foreign.T5_TASKS}),
             "madlad": (foreign.t5, {"tags": ("<2de>", "<2fr>", "<2zh_Hant>")}),
             "mt5": (foreign.t5, {"kind": "MT5"}),

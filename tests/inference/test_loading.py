@@ -32,17 +32,11 @@ def folder(tiny_folder, tmp_path):
     return shutil.copytree(tiny_folder, tmp_path / "copy")
 
 
-@pytest.fixture
-def damaged(folder):
-    """Return a function that changes the weights of the copy."""
-
-    def make(change):
-        weights = load_file(folder / "model.safetensors")
-        change(weights)
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        return folder
-
-    return make
+def damage(folder, change):
+    """Change the weights of a model."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def random_model(rows, **fields):
@@ -100,8 +94,8 @@ def test_the_fastest_type(has_bfloat16, tiny_folder, monkeypatch):
     assert load_model(tiny_folder, "cpu", "fastest").dtype == torch.float32
 
 
-def test_pickled_weights_are_never_loaded(damaged):
-    folder = damaged(lambda weights: weights.pop(WEIGHT))
+def test_pickled_weights_are_never_loaded(folder):
+    damage(folder, lambda weights: weights.pop(WEIGHT))
     assert load_model(folder, "cpu", check=False).model.encoder.layers[0].fc1.weight.isfinite().all()
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -127,17 +121,17 @@ def test_files_without_an_end_are_not_read(folder, name):
     ],
     ids=["missing", "misshapen", "foreign", "nan"],
 )
-def test_wrong_weights_are_rejected(damaged, change, faults):
-    folder = damaged(change)
+def test_wrong_weights_are_rejected(folder, change, faults):
+    damage(folder, change)
     with rejects(faults):
         Translator.from_pretrained(folder, device="cpu")
     with pytest.raises(ValueError, match=re.escape(faults)):
         transformers.pipeline("recnmt-translation", model=str(folder), device="cpu")
 
 
-def test_computed_tables_and_infinite_biases_are_accepted(damaged):
+def test_computed_tables_and_infinite_biases_are_accepted(folder):
     """MarianMT's sinusoids in a file are ignored; an infinite bias forbids a token."""
-    folder = damaged(lambda weights: weights.update({"model.encoder.embed_positions.weight": torch.zeros(4, 4)}))
+    damage(folder, lambda weights: weights.update({"model.encoder.embed_positions.weight": torch.zeros(4, 4)}))
     translator = Translator.from_pretrained(folder, device="cpu")
     translator.model.register_buffer("bias", torch.tensor([0.0, -torch.inf]))
     check_weights(translator.model)

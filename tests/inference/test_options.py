@@ -17,8 +17,8 @@ from recnmt_hf.inference.options import SET_BY_TRANSLATOR, convert_option_names,
 
 
 @pytest.fixture(scope="module")
-def translator(enlarged):
-    return enlarged(std=0.2, ends=1)
+def translator(random_translator):
+    return random_translator("nmt_transformer", max_position_embeddings=128, std=0.2, ends=1, dtype=torch.float64)
 
 
 def test_the_readme_shows_the_options(repository):

@@ -54,9 +54,8 @@ def test_models_of_transformers():
     assert model.lm_head.weight.grad is not None
 
 
-def test_every_family_translates_the_same(any_family, corpus):
+def test_every_family_translates_the_same(any_family, sentences):
     """Hypotheses and scores are those of the plain layers; the search multiplies by packed weights."""
-    sentences = [pair.en for pair in corpus["test"][:6]]
     settings = {"beams": 2, "max_length_factor": 0.6, "max_length_extra": 6}
     expected = any_family(sentences, **settings)
     model = copy.deepcopy(any_family.model)

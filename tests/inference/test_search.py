@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from named_models import build_model
-from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
+from transformers import GenerationConfig
 
 import recnmt_hf
 from recnmt_hf.families import FAMILIES
@@ -14,7 +14,6 @@ from recnmt_hf.inference import search as search_module
 from recnmt_hf.inference.backends import torch_model
 from recnmt_hf.inference.devices import WIDE_LAYER, Int8Linear, Int8RecurrentLayer, has_wide_product, quantize_model
 from recnmt_hf.inference.search import ModelRows, best_continuations
-from recnmt_hf.models.seq2seq_outputs import CACHE
 
 
 @pytest.fixture(scope="module")
@@ -87,22 +86,9 @@ def test_best_continuations_are_those_of_a_sorted_vocabulary(vocabulary, beams, 
     assert torch.equal(found, values) and torch.equal(source * vocabulary + tokens, places)
 
 
-def test_moving_beams_copies_no_keys_of_the_sources():
-    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    states = torch.arange(4.0).view(4, 1, 1, 1)
-    for part in (cache.self_attention_cache, cache.cross_attention_cache):
-        part.update(states, states, 0)
-    own, memory = cache.self_attention_cache.layers[0], cache.cross_attention_cache.layers[0]
-    before = memory.keys
-    ModelRows(None, {CACHE: cache}, 4, 2).reorder(torch.tensor([1, 1, 3, 2]))
-    assert own.keys.flatten().tolist() == [1, 1, 3, 2]
-    assert memory.keys is before
-
-
-def test_reference_paths_drop_sentences_too(translator, corpus, monkeypatch):
+def test_reference_paths_drop_sentences_too(translator, sentences, monkeypatch):
     """Without precomputed projections, the encoder memories shrink with the batch."""
     monkeypatch.setenv("RECNMT_FAST_PATHS", "0")
-    sentences = [pair.en for pair in corpus["test"][:6]]
     options = {"beams": 2, "max_length_factor": 0.6, "max_length_extra": 3, "max_tokens": 100_000}
     found, expected, rows = with_and_without(translator, monkeypatch, sentences, **options)
     assert [each.text for each in found] == [each.text for each in expected] and rows[-1] < rows[1]

@@ -16,18 +16,6 @@ from recnmt_hf.training.testing import test_model as score_test_set
 OPTIONS = {"beams": 2, "max_length_extra": 4, "max_length_factor": 0}
 
 
-@pytest.fixture
-def translator(enlarged):
-    return enlarged()
-
-
-@pytest.fixture
-def warnings(monkeypatch):
-    found = []
-    monkeypatch.setattr(results.logger, "warning", found.append)
-    return found
-
-
 @pytest.mark.parametrize("spaces", [(" ", " "), ("  ", "\t"), ("\n", "\n\n  ")])
 def test_a_text_is_translated_sentence_by_sentence(translator, sentences, spaces):
     text = f"{sentences[0]}{spaces[0]}{sentences[1]}{spaces[1]}{sentences[2]}"
@@ -172,19 +160,16 @@ def test_which_translations_are_far_too_short(source, text, is_short):
     assert not is_far_too_short(Translation(source, [cut]))
 
 
-@pytest.fixture
-def silent(translator, monkeypatch):
-    """Return a translator whose translations always have two words."""
+def test_a_call_warns_once(translator, monkeypatch):
+    """Here translations always have two words."""
 
     def search(requests, *rest):
         return [[[Hypothesis("", -1.0, -1.0, [5, 2])] for _ in request.pieces] for request in requests]
 
+    warnings = []
+    monkeypatch.setattr(results.logger, "warning", warnings.append)
     monkeypatch.setattr(translator, "search", search)
     monkeypatch.setattr(translator.target_tokenizer, "batch_decode", lambda rows, **_: ["Wir sehen."] * len(rows))
-    return translator
-
-
-def test_a_call_warns_once(silent, warnings):
-    list(silent.translate([LONG, "We sleep."] * 7, buffer=3))
+    list(translator.translate([LONG, "We sleep."] * 7, buffer=3))
     assert len(warnings) == 1
     assert warnings[0].startswith("7 of 14 ") and "(sentence numbers: 1, 3, 5, 7, 9, ...)" in warnings[0]

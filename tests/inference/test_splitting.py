@@ -2,33 +2,27 @@
 
 import copy
 
-import pytest
-
 from recnmt_hf.data.tokenization import add_tags
 from recnmt_hf.inference import DecodingOptions, Hypothesis, Translator
 from recnmt_hf.inference.splitting import join_pieces, join_texts, split_sentences, split_text
 
 
-@pytest.mark.parametrize(
-    ("text", "limit", "parts"),
-    [
+def test_sentences_are_cut_near_the_middle():
+    """After punctuation if possible, else between words, else between characters."""
+    for text, limit, parts in (
         ("ab cd", 5, [("", "ab cd")]),
         ("a, b c d e.f", 9, [("", "a,"), (" ", "b c d e.f")]),
         ("aa bb. cc. dd ee", 9, [("", "aa bb."), (" ", "cc. dd ee")]),
         ("aa bb cc dd", 5, [("", "aa bb"), (" ", "cc dd")]),
         ("abcdef", 3, [("", "abc"), ("", "def")]),
         ("今天好明天好。", 4, [("", "今天好"), (" ", "明天好。")]),
-    ],
-)
-def test_sentences_are_cut_near_the_middle(text, limit, parts):
-    """After punctuation if possible, else between words, else between characters."""
-    assert split_text(text, limit, len) == parts
-    assert split_text(text, limit, len, "-")[0] == ("-", parts[0][1])
+    ):
+        assert split_text(text, limit, len) == parts
+        assert split_text(text, limit, len, "-")[0] == ("-", parts[0][1])
 
 
-@pytest.mark.parametrize(
-    ("language", "text", "parts"),
-    [
+def test_sentences_of_a_text():
+    for language, text, parts in (
         ("en", "Dr. Smith paid 3.50 dollars. He left.", [("", "Dr. Smith paid 3.50 dollars."), (" ", "He left.")]),
         ("deu_Latn", "Am 3. Mai kam z. B. er. Was nun?", [("", "Am 3. Mai kam z. B. er."), (" ", "Was nun?")]),
         ("fi-FI", "Hän syntyi 3. toukokuuta. Hän lähti.", [("", "Hän syntyi 3. toukokuuta."), (" ", "Hän lähti.")]),
@@ -40,12 +34,10 @@ def test_sentences_are_cut_near_the_middle(text, limit, parts):
         ("ja", "題。\n\u3000一。", [("", "題。"), ("\n\u3000", "一。")]),
         ("en", "Z\xa0. One.", [("", "Z\xa0."), (" ", "One.")]),  # white space of two bytes
         ("en", " \n ", []),
-    ],
-)
-def test_sentences_of_a_text(language, text, parts):
-    assert split_sentences(text, language) == parts
-    separators, sentences = zip(*parts, strict=True) if parts else ([], [])
-    assert join_texts(sentences, separators).split() == text.split() or "。" in text
+    ):
+        assert split_sentences(text, language) == parts
+        separators, sentences = zip(*parts, strict=True) if parts else ([], [])
+        assert join_texts(sentences, separators).split() == text.split() or "。" in text
 
 
 def test_hypotheses_of_parts_are_joined_rank_by_rank():
@@ -83,9 +75,8 @@ def test_tags_of_any_form_stand_before_every_sentence(random_translator):
             assert piece.ids[: len(expected)] == expected and piece.ids[len(expected)] not in (de, x, bt)
 
 
-@pytest.mark.parametrize(
-    ("parts", "separators", "joined"),
-    [
+def test_parts_are_joined_by_the_script_of_their_nearest_letters():
+    for parts, separators, joined in (
         (["one", "two", "three"], ["", " ", ""], "one twothree"),
         (["one"], [" "], "one"),  # there is nothing before the first part
         (["", "one", "", "two"], [" ", " ", " ", " "], "one two"),
@@ -102,10 +93,8 @@ def test_tags_of_any_form_stand_before_every_sentence(random_translator):
         (["我们", "看见"], ["", "\n\n"], "我们\n\n看见"),  # line breaks are kept in every script
         (["one", "", "two"], ["", "\n", " "], "one\ntwo"),
         (["one", "", "two", "three"], ["", "  ", " ", " "], "one  two three"),
-    ],
-)
-def test_parts_are_joined_by_the_script_of_their_nearest_letters(parts, separators, joined):
-    assert join_texts(parts, separators) == joined
+    ):
+        assert join_texts(parts, separators) == joined
 
 
 def test_joining_takes_time_in_proportion_to_the_length():

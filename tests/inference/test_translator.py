@@ -1,4 +1,4 @@
-"""Translating: penalties, order, n-best, lengths, empty and long input; scores equal those of translating."""
+"""Translating: penalties, n-best, lengths, empty and long input; scores equal those of translating."""
 
 import json
 import math
@@ -14,11 +14,6 @@ import recnmt_hf
 from recnmt_hf.data.records import Tokens
 from recnmt_hf.inference import DecodingOptions, Translator
 from recnmt_hf.inference.backends import torch_model
-
-
-@pytest.fixture(scope="module")
-def translator(enlarged):
-    return enlarged()
 
 
 def test_scores_by_one_sentence_at_a_time(translator, corpus):
@@ -56,14 +51,6 @@ def test_scores_and_alignments_never_hold_the_logits_of_a_batch(any_family, corp
     expected = any_family.align_tokens(*ids)
     monkeypatch.setattr(type(any_family.model), "forward", None)
     assert any_family.align_tokens(*ids) == expected
-
-
-def test_order_and_batches_do_not_matter(translator, sentences):
-    whole = translator(sentences, beams=3, max_length_extra=5)
-    assert [t.source for t in whole] == sentences
-    small = translator(sentences, beams=3, max_length_extra=5, max_tokens=1, buffer=5)
-    for a, b in zip(whole, small, strict=True):
-        assert a.text == b.text and a.score == pytest.approx(b.score, abs=1e-9)
 
 
 def test_long_sentences_are_rejected_or_split(translator, sentences):

@@ -17,4 +17,4 @@ def test_no_value_is_spilled(repository, width):
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     rows = [line.split("|")[1:-1] for line in result.stdout.splitlines()[2:]]
-    assert len(rows) == 22 and all(int(row[4]) == 0 for row in rows), result.stdout
+    assert len(rows) == 18 and all(int(row[4]) == 0 for row in rows), result.stdout

@@ -29,11 +29,11 @@ SIZE = {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "encoder_layer
 HEADS = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
 
 
-def tiny(**sections):
-    """A recipe of four updates with a checkpoint each, of which the last two and the best stay."""
+def tiny(folder=None, **sections):
+    """A recipe of four updates with a checkpoint each, of which the last two and the best stay; data in a folder."""
     plan = {
         "model": {"preset": "tiny", "fields": {**SIZE, **HEADS, "dropout": 0.2}},
-        "data": {"train": [PAIRS], "validation": [PAIRS]},
+        "data": {"train": [PAIRS], "validation": [PAIRS], **({"cache_dir": str(folder / "data")} if folder else {})},
         "tokenizer": {"kind": "word", "vocab_size": 40, "joint": False},
         "training": {
             **{"use_cpu": True, "max_tokens": 80, "learning_rate": 0.01, "bleu_samples": 0},
@@ -179,7 +179,7 @@ def shared_data(tmp_path_factory):
     """A recipe of two updates whose data is prepared already, and its undisturbed run."""
     folder = tmp_path_factory.mktemp("shared")
     training = {"max_steps": 2, "eval_strategy": "no"}
-    plan = tiny(data={"cache_dir": str(folder / "data")}, training=training, average={"count": 2})
+    plan = tiny(folder, training=training, average={"count": 2})
     train(plan, folder / "run")
     return plan, folder / "run"
 
@@ -209,7 +209,7 @@ def killed_everywhere(plan, folder, expected, scratch, resume=False, since=""):
 @pytest.mark.slow
 def test_killed_at_every_file_operation(tmp_path):
     # The data is prepared once for all.
-    plan = tiny(data={"cache_dir": str(tmp_path / "data")}, training={"max_steps": 3})
+    plan = tiny(tmp_path, training={"max_steps": 3})
     states, resumed = killed_everywhere(plan, tmp_path / "run", None, tmp_path / "killed")
     assert len(states) > 300 and len(resumed) > 10
     assert [step for step, _ in checkpoints_in(tmp_path / "run")] == [2, 3]

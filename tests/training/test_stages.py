@@ -25,8 +25,7 @@ VARIANT = {"type": "biarn_transformer"}
 def staged(folder, **sections):
     """Two updates of the baseline and two of the variant."""
     sections["training"] = {"baseline_steps": 2, "logging_steps": 1, **sections.get("training", {})}
-    sections["data"] = {"cache_dir": str(folder / "data"), **sections.get("data", {})}
-    return tiny(**{"model": VARIANT, **sections})
+    return tiny(folder, **{"model": VARIANT, **sections})
 
 
 @pytest.fixture(scope="module")

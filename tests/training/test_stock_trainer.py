@@ -119,7 +119,6 @@ def test_adapters_are_trained_saved_and_merged(tmp_path, tokenizer, prefix):
     linears = {name.rpartition(".")[2] for name, module in base.named_modules() if type(module) is torch.nn.Linear}
     linears = sorted(linears - {"lm_head"})
     adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=linears, task_type="SEQ_2_SEQ_LM"))
-    assert {"q_proj", "k_proj"} & set(linears) and any("proj" in name for name in linears)
     trainer = Seq2SeqTrainer(
         model=adapted,
         args=trainer.args,

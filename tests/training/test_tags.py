@@ -169,9 +169,8 @@ def test_mixed_corpora_follow_the_temperature(temperature, share):
     assert mix(parts, temperature, seed=1)["x"][:] == data["x"][:] != mix(parts, temperature, seed=2)["x"][:]
 
 
-@pytest.fixture
-def named(monkeypatch, tmp_path):
-    """A test set of sacrebleu whose files are on this machine, with two references."""
+def test_test_sets_by_name(monkeypatch, tmp_path):
+    """Here one of sacrebleu whose files are on this machine, with two references."""
     from sacrebleu.dataset import DATASETS
 
     texts = ("The dog sleeps.\nThe cat sleeps.\n", "Der Hund schläft.\nDie Katze schläft.\n", "Hund.\nKatze.\n")
@@ -180,13 +179,9 @@ def named(monkeypatch, tmp_path):
         Path(path).write_text(text)
     files = {"get_source_file": lambda pair: source, "get_reference_files": lambda pair: references}
     monkeypatch.setitem(DATASETS, "own99", SimpleNamespace(langpairs={"en-de": []}, **files))
-    return "own99"
-
-
-def test_test_sets_by_name(named, tmp_path):
-    assert list(recnmt_hf.Recipe(test=[{"sacrebleu": named}, {"sacrebleu": "wmt21/A"}]).test) == [named, "wmt21_A"]
-    train(tiny(test={"test": {"sacrebleu": named}}, data={"cache_dir": str(tmp_path / "data")}), tmp_path / "run")
+    assert list(recnmt_hf.Recipe(test=[{"sacrebleu": "own99"}, {"sacrebleu": "wmt21/A"}]).test) == ["own99", "wmt21_A"]
+    train(tiny(tmp_path, test={"test": {"sacrebleu": "own99"}}), tmp_path / "run")
     score = next(test for test in Evidence.load(tmp_path / "run/model").tests if test.name == "test")
     assert (score.sentences, score.references, score.signature.partition("|")[0]) == (2, 2, "nrefs:2")
-    pairs = list(Corpus(sacrebleu=named).pairs("eng_Latn", "deu_Latn"))
+    pairs = list(Corpus(sacrebleu="own99").pairs("eng_Latn", "deu_Latn"))
     assert pairs[1] == ("The cat sleeps.", "Die Katze schläft.")

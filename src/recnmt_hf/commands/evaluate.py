@@ -150,6 +150,8 @@ def run_evaluate(args: argparse.Namespace) -> None:
     with arguments.optional_output(args.json, inputs) as out:
         texts = {path: list(read_lines(path)) for path in inputs}
         first, count = args.hypotheses[0], len(texts[args.hypotheses[0]])
+        if not count:
+            raise UserError(f"{first} is empty.", field=first)
         for path, lines in texts.items():
             if len(lines) != count:
                 raise UserError(f"{first} has {count} lines, but {path} has {len(lines)}.", field=first)
