@@ -3,11 +3,14 @@
 import logging
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import datasets
@@ -17,6 +20,7 @@ from accelerate import PartialState
 from accelerate.state import AcceleratorState
 
 from .._interrupts import end_with_parent
+from ..data.files import PREFIX
 
 
 T = TypeVar("T")
@@ -53,24 +57,43 @@ class Processes:
         if not (self.is_main and sys.stderr.isatty()):
             datasets.disable_progress_bars()
             transformers.utils.logging.disable_progress_bar()
+        # Set by `find_writers`.
+        self.writes, self.has_own_folders = self.is_main, False
         # For waiting as long as the other processes live: gloo does not spin, and detects when another one dies.
         self.waiting: Any = dist.new_group(backend="gloo", timeout=timedelta(days=365)) if self.count > 1 else None
 
     def on_main(self, work: Callable[[], T]) -> T:
         """Run work on the first process, and return its (pickled) result on all, which wait without timeout."""
+        return self.on_chosen(self.is_main, work)[0]
+
+    def on_writers(self, work: Callable[[], T]) -> list[T]:
+        """Run work on all processes that write into an output folder, the first one first, and return their results."""
+        return self.on_chosen(self.writes, work)
+
+    def on_chosen(self, is_chosen: bool, work: Callable[[], T]) -> list[T]:
+        """Run work on the chosen processes, and return their (pickled) results on all, which wait without timeout."""
         if self.waiting is None:
-            return work()
-        answer: list[Any] = [False, None]
+            return [work()]
+        answers: list[Any] = [None] * self.count
+        answer: tuple[bool, list[T]] = (not is_chosen, [])
         try:
-            if self.is_main:
-                answer = [True, work()]
+            if is_chosen:
+                answer = (True, [work()])
         finally:  # the others must not wait for work that failed
-            dist.broadcast_object_list(answer, src=0, group=self.waiting)
-        succeeded, result = answer
-        if not succeeded:
-            time.sleep(1)  # a launcher ends all processes once one has ended; the first one prints its error before
+            dist.all_gather_object(answers, answer, group=self.waiting)
+        if not all(succeeded for succeeded, _ in answers):
+            time.sleep(1)  # a launcher ends all processes once one has ended; the failed one prints its error before
             raise SystemExit(2)
-        return result
+        return [result for _, results in answers for result in results]
+
+    def find_writers(self, folder: Path) -> None:
+        """Let the first process of each host write, unless its folder is that of the first process (a common disk)."""
+        if self.waiting is None:
+            return
+        mark = self.on_main(partial(tempfile.mkstemp, prefix=PREFIX, dir=folder))[1]
+        self.writes = self.is_main or (self.state.is_local_main_process and not (folder / Path(mark).name).exists())
+        self.has_own_folders = len(self.on_writers(lambda: None)) > 1
+        self.on_main(partial(os.unlink, mark))
 
     def main_first(self, work: Callable[[], T]) -> T:
         """Run work on the first process, then on the others, which can read its files; each returns its own result."""

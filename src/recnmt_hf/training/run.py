@@ -65,14 +65,17 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
     processes = Processes(training.runs_on_cpu, training.ddp_timeout, training.ddp_backend)
     with ExitStack() as context:
 
-        def claim() -> Path | None:
+        def claim() -> None:
             context.enter_context(checkpoints.locked(folder))
             checkpoints.check_output(folder, resume, overwrite)
-            return checkpoint_to_resume(folder) if resume else None
 
-        checkpoint = processes.on_main(claim)
+        processes.on_main(claim)
+        processes.find_writers(folder)
+        processes.on_writers(lambda: None if processes.is_main else claim())
+        checkpoint = common_checkpoint(folder, processes) if resume else None
         plan = Plan.of(recipe, folder, checkpoint)
         dry_run(plan)
+        check_versions(plan, processes)
         if overwrite and not resume:
             refuse_own_files(plan)
         if checkpoint is not None:
@@ -95,14 +98,43 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
                 accelerator, trainer = trainer.accelerator, None
                 accelerator.free_memory()
             stage = plan.stages[number]
+            stage.arguments.save_on_each_node = processes.has_own_folders
             own = checkpoint if checkpoint is not None and checkpoint.parent == stage.arguments.folder else None
             trainer = trainer_of(plan, stage, configs[number], inputs, own)
             if number == done:
-                processes.on_main(partial(begin, plan, record, checkpoint, overwrite and not resume))
-            fit(trainer, stage, own)
+                processes.on_writers(partial(begin, plan, record, checkpoint, overwrite and not resume))
+            fit(trainer, stage, own, processes)
         assert trainer is not None, "there is always a stage left"
         processes.on_main(partial(finish, plan, trainer))
     return folder / FINAL
+
+
+def common_checkpoint(folder: Path, processes: Processes) -> Path | None:
+    """Return the newest intact checkpoint that a run has in all its output folders; `UserError` if one has none."""
+
+    def newest_here() -> Path | None:
+        path = checkpoint_to_resume(folder)
+        return path and path.relative_to(folder)
+
+    newest = list(filter(None, processes.on_writers(newest_here)))
+    if not newest:
+        return None
+    # A host may have been killed before it completed its newest one.
+    common = min(newest, key=lambda path: (path.parent.name != BASELINE, steps_of(path)))
+    has_it = processes.on_writers(lambda: (folder / common / MANIFEST).exists())
+    if not all(has_it):
+        reason = f"Host {has_it.index(False)} lacks {common}, which others have"
+        raise UserError(f"{reason}. Copy its folder and rng_state files from another host.", field=folder)
+    return folder / common
+
+
+def check_versions(plan: Plan, processes: Processes) -> None:
+    """Raise `UserError` if processes have different recipes or code, as on hosts with installations of their own."""
+    sources = sorted(Path(__file__).parent.parent.rglob("*.py"))
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
+    found = processes.on_chosen(True, lambda: {**values_of(plan.settings), "the code of recnmt_hf": code})
+    if changes := sorted({name for own in found for name in own if own[name] != found[0].get(name)}):
+        raise UserError(f"The processes have different values of {', '.join(changes)}. Use the same on all hosts.")
 
 
 def checkpoint_to_resume(output_dir: Path) -> Path | None:
@@ -191,7 +223,7 @@ def trainer_of(plan: Plan, stage: Stage, config: Any, inputs: Inputs, checkpoint
     return trainer
 
 
-def fit(trainer: TranslationTrainer, stage: Stage, checkpoint: Path | None) -> None:
+def fit(trainer: TranslationTrainer, stage: Stage, checkpoint: Path | None, processes: Processes) -> None:
     """Train a stage to its end, from its checkpoint if it has one, and save a checkpoint of the last step."""
     if checkpoint is not None:
         state = checkpoints.state_of(checkpoint).get("stateful_callbacks", {}).get("EarlyStoppingCallback", {})
@@ -206,7 +238,7 @@ def fit(trainer: TranslationTrainer, stage: Stage, checkpoint: Path | None) -> N
             raise UserError(f"{checkpoint} {reason}.", field=checkpoint)
     start = checkpoint or stage.baseline
     trainer.train(resume_from_checkpoint=str(start) if start else None)
-    newest = checkpoints.newest_checkpoint(stage.arguments.folder)
+    newest = processes.on_main(partial(checkpoints.newest_checkpoint, stage.arguments.folder))
     if newest is None or steps_of(newest) != trainer.state.global_step:
         trainer._save_checkpoint(trainer.model, None)
 

@@ -326,7 +326,9 @@ class TranslationTrainer(Seq2SeqTrainer):
             options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
             set_model_state_dict(self.model_wrapped if model is None else model, weights, options=options)
             return
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        # transformers writes weights on the first host alone, and DDP gives those of the first process to all.
+        if self.is_world_process_zero() or not self.args.save_on_each_node:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
         self.moving_average.resume(Path(resume_from_checkpoint))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
