@@ -22,8 +22,8 @@ from recnmt_hf.families import FAMILIES
 
 # Most lines of each package, and of all others together.
 BUDGET = {
-    **{"models": 9700, "training": 3370, "data": 3370, "inference": 3180, "hub": 1840, "commands": 1535},
-    "others": 3205,
+    **{"models": 9698, "training": 3410, "data": 3367, "inference": 3176, "hub": 1836, "commands": 1530},
+    "others": 3183,
 }
 # The packages that each package may import.
 DEPENDENCIES = {

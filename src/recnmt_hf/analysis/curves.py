@@ -21,9 +21,7 @@ def curve_of_run(path: str | Path) -> Curve:
     curve: Curve = curve_of(state_of(newest).get("log_history", [])) if newest is not None else []
     curve = curve or Evidence.load(path).curve
     if not curve:
-        raise UserError(
-            f"{path} has no complete checkpoint or model with a log. Pass the folder of a training run.", field=path
-        )
+        raise UserError(f"{path} has no complete checkpoint or model with a log. Pass the folder of a run.", field=path)
     return curve
 
 

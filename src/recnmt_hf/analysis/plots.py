@@ -121,12 +121,6 @@ def legend_columns(labels: Sequence[str], width: float) -> int:
     return max(1, min(len(labels), int(11 * width / (max(map(len, labels)) + 6))))
 
 
-def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
-    """Add a legend below the panels of a figure."""
-    columns = legend_columns(list(handles), figure.get_figwidth())
-    figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=columns)
-
-
 def series(number: int) -> dict[str, str]:
     """Return color and marker of a series of points, counted from 0: all pairs of both before one comes again."""
     count = len(COLORS)
@@ -223,7 +217,8 @@ def line_panels(
             axis.set_ylabel((names or {}).get(heading, ""))
             count_whole(axis)
         if len(handles) > 1:
-            add_legend(figure, handles)
+            columns = legend_columns(list(handles), figure.get_figwidth())
+            figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=columns)
 
 
 def plot_alignment(alignment: WordAlignment, path: str | Path, gold: GoldAlignment | None = None) -> None:

@@ -6,8 +6,8 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import combinations
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
@@ -259,13 +259,6 @@ def note(text: str) -> None:
 def stream(path: str | None) -> str | None:
     """Return the name of a file, or `None` for `-` (standard input or output)."""
     return None if path == "-" else path
-
-
-def optional_output(path: str | None, inputs: Collection[str | None] = ()) -> AbstractContextManager[Any]:
-    """Open an output file as [`~recnmt_hf.data.files.open_output`] does; without a path return `None` in its place."""
-    from ..data.files import open_output
-
-    return nullcontext() if path is None else open_output(path, inputs)
 
 
 def progress(items: Iterable[T], unit: str, total: int | None = None, out: IO[Any] | None = None) -> Iterator[T]:

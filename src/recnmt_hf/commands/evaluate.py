@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,7 @@ def add_evaluate(parser: arguments.Parser) -> None:
 
 def run_evaluate(args: argparse.Namespace) -> None:
     from .._plain_text import count_words
+    from ..data.files import open_output
     from ..data.text import read_lines
     from ..metrics import bleu as metrics
     from ..metrics.significance import BOOTSTRAP, METHODS, RANDOMIZATION, SIGN, compare_systems
@@ -147,7 +149,7 @@ def run_evaluate(args: argparse.Namespace) -> None:
     arguments.refuse_duplicates(args.hypotheses, "hypotheses")
     args.tokenize = metrics.bleu_tokenizer(args.language) if args.tokenize is None else args.tokenize
     inputs = [*args.references, *args.hypotheses, *([] if args.source is None else [args.source])]
-    with arguments.optional_output(args.json, inputs) as out:
+    with nullcontext() if args.json is None else open_output(args.json, inputs) as out:
         texts = {path: list(read_lines(path)) for path in inputs}
         first, count = args.hypotheses[0], len(texts[args.hypotheses[0]])
         if not count:

@@ -111,10 +111,8 @@ class DecodingOptions:
         if self.num_hypotheses > self.beams and not (self.beams == 1 and self.generate.get("do_sample")):
             raise UserError(f"num_hypotheses={self.num_hypotheses} exceeds beams={self.beams}.", field="num_hypotheses")
         if self.alignments and self.on_long == "split":
-            raise UserError(
-                "alignments=true is not supported with on_long=split, because each part has its own positions.",
-                field="alignments",
-            )
+            message = "alignments=true is not supported with on_long=split, because each part has its own positions."
+            raise UserError(message, field="alignments")
 
     def penalty(self) -> float:
         """Return the value of `generate`'s `length_penalty`; `length ** penalty` is the divisor."""

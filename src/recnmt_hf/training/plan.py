@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel, Trainer, get_scheduler
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, Trainer, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.training_args import ParallelMode
 
@@ -262,7 +262,8 @@ def model_on_meta(plan: Plan) -> PreTrainedModel:
             raise UserError(f"{field}={longest} exceeds the model's {positions} positions.", field=field)
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed <= available:
-        model = build_on_meta(config)
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # shapes without memory
+            model = AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config))
         # On the CPU weight, gradient and Adam's two averages of each parameter, else its weight alone.
         needed = max(needed, model.num_parameters() * (16 if plan.arguments.use_cpu else 4))
     if needed > available:
@@ -272,9 +273,3 @@ def model_on_meta(plan: Plan) -> PreTrainedModel:
         check_beams(plan.decoding.beams, "decoding.beams")
         check_beams(plan.arguments.bleu_beams, "training.bleu_beams")
     return model
-
-
-def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
-    """Build a model on the meta device: shapes without memory. The random number generators do not change."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return AutoModelForSeq2SeqLM.from_config(copy.deepcopy(config))

@@ -57,8 +57,7 @@ class Processes:
         if not (self.is_main and sys.stderr.isatty()):
             datasets.disable_progress_bars()
             transformers.utils.logging.disable_progress_bar()
-        # Set by `find_writers`.
-        self.writes, self.has_own_folders = self.is_main, False
+        self.writes, self.has_own_folders = self.is_main, False  # see `find_writers`
         # For waiting as long as the other processes live: gloo does not spin, and detects when another one dies.
         self.waiting: Any = dist.new_group(backend="gloo", timeout=timedelta(days=365)) if self.count > 1 else None
 

@@ -112,11 +112,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
 def common_checkpoint(folder: Path, processes: Processes) -> Path | None:
     """Return the newest intact checkpoint that a run has in all its output folders; `UserError` if one has none."""
 
-    def newest_here() -> Path | None:
-        path = checkpoint_to_resume(folder)
-        return path and path.relative_to(folder)
-
-    newest = list(filter(None, processes.on_writers(newest_here)))
+    newest = list(filter(None, processes.on_writers(partial(checkpoint_to_resume, folder))))
     if not newest:
         return None
     # A host may have been killed before it completed its newest one.
@@ -138,7 +134,7 @@ def check_versions(plan: Plan, processes: Processes) -> None:
 
 
 def checkpoint_to_resume(output_dir: Path) -> Path | None:
-    """Return the newest intact checkpoint of a run, or `None` if there is none, and delete incomplete files."""
+    """Return the newest intact checkpoint of a run, relative to it, or `None`, and delete incomplete files."""
     places = (output_dir, output_dir / BASELINE)
     remove(output_dir / PARTIAL_FINAL)
     for _, folder in (pair for place in places for pair in checkpoints.numbered_in(place)):
@@ -147,7 +143,7 @@ def checkpoint_to_resume(output_dir: Path) -> Path | None:
     newest = (checkpoints.newest_intact_checkpoint(place) for place in places)
     checkpoint = next(filter(None, newest), None)
     logger.info(f"Resuming from {checkpoint}." if checkpoint else "No complete checkpoint: training from the start.")
-    return checkpoint
+    return checkpoint and checkpoint.relative_to(output_dir)
 
 
 def refuse_own_files(plan: Plan) -> None:
