@@ -715,7 +715,8 @@ def labelled_points(
             axis.set_axisbelow(True)
             axis.set_xlabel(axis_name)
             axis.set_ylabel(name)
-        plots.add_legend(figure, handles)
+        columns = plots.legend_columns(list(handles), figure.get_figwidth())
+        figure.legend(list(handles.values()), list(handles), loc="outside lower left", ncols=columns)
 
 
 def plots_of(folder: Path, rows: Sequence[Row]) -> str:

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 
 import torch
-from sentence_states import ProbeOptions, states_of, train_with_early_stopping, vectors_by_name
+from sentence_states import ProbeOptions, optional_output, states_of, train_with_early_stopping, vectors_by_name
 from torch import nn
 
 from recnmt_hf import Translator
@@ -250,8 +250,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     files = (dict(zip(("source", "target"), paths, strict=True)) for paths in (args.train, args.validation, args.test))
     train, validation, test = (load_pairs(pair, "source", "target") for pair in files)
     train, validation, test = list(islice(train, args.sentences)), list(validation), list(test)
-    output = arguments.optional_output
-    with output(args.output, inputs) as table, output(args.json, inputs) as figures:
+    with optional_output(args.output, inputs) as table, optional_output(args.json, inputs) as figures:
         translator = arguments.load_translator(args)
         tops = args.top
         if tops is None:

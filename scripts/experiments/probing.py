@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from sentence_states import ProbeOptions, train_with_early_stopping, vectors_by_name
+from sentence_states import ProbeOptions, optional_output, train_with_early_stopping, vectors_by_name
 from torch import nn
 
 from recnmt_hf import Translator
@@ -371,8 +371,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = arguments.read_options(ClassifierOptions, args, OPTIONS)
     tasks = [read_task(args.data, name) for name in dict.fromkeys(args.tasks)]
     inputs = [str(path) for path in args.data.iterdir()]
-    output = arguments.optional_output
-    with output(args.output, inputs) as table, output(args.json, inputs) as figures:
+    with optional_output(args.output, inputs) as table, optional_output(args.json, inputs) as figures:
         results = probe(arguments.load_translator(args), tasks, args.vectors, options, args.cache)
         rows = table_of(results)
         print(tsv(rows), end="")

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from recnmt_hf import Translator
 from recnmt_hf.data.batching import batches_by_tokens
+from recnmt_hf.data.files import open_output
 from recnmt_hf.models.recurrent_layers import masked_mean
 from recnmt_hf.models.seq2seq_outputs import Memory
 from recnmt_hf.models.sequence_pairs import last_states
@@ -103,3 +105,8 @@ def train_with_early_stopping(
             best, best_epoch, weights, epochs_without_gain = value, epoch, copy.deepcopy(probe.state_dict()), 0
     probe.load_state_dict(weights)
     return best, best_epoch, epoch
+
+
+def optional_output(path: str | None, inputs: Sequence[str]) -> AbstractContextManager[Any]:
+    """Open an output file as [`~recnmt_hf.data.files.open_output`] does; without a path return `None` in its place."""
+    return nullcontext() if path is None else open_output(path, inputs)

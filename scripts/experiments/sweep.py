@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from recnmt_hf import Recipe
 from recnmt_hf.analysis import plots
@@ -44,7 +45,7 @@ from recnmt_hf.training.checkpoints import (
 )
 from recnmt_hf.training.evidence import Evidence, differences, without_private
 from recnmt_hf.training.metrics import TEXT_METRICS
-from recnmt_hf.training.plan import Plan, build_on_meta, model_on_meta, values_of
+from recnmt_hf.training.plan import Plan, model_on_meta, values_of
 from recnmt_hf.training.processes import Processes, logger
 from recnmt_hf.training.recipe_yaml import load_yaml, read_yaml
 from recnmt_hf.training.run import train
@@ -299,7 +300,9 @@ def result_of(cell: Cell, folder: Path) -> CellResult:
         if isinstance(entry, dict) and "signature" in entry
     }
     validation = {name: value for name, value in last.items() if name in kinds}
-    parameters = build_on_meta(AutoConfig.from_pretrained(folder / FINAL, trust_remote_code=False)).num_parameters()
+    with torch.device("meta"):
+        model = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(folder / FINAL, trust_remote_code=False))
+    parameters = model.num_parameters()
     steps = int(state.get("global_step", 0))
     return CellResult(cell.name, dict(cell.values), cell.seed, parameters, steps, validation, scores)
 

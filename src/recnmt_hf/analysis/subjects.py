@@ -25,5 +25,5 @@ def find_subject(config: Any, name: str | None = None) -> Subject:
     for base in type(config).__mro__:
         if subject := SUBJECTS.get(vars(base).get("model_type", "")):
             return subject
-    known = ", ".join(SUBJECTS)
-    raise UserError(f"{short_repr(config.model_type)} models have nothing to inspect. Use one of {known}.")
+    remedy = f"Use a model of one of these families: {', '.join(SUBJECTS)}."
+    raise UserError(f"{short_repr(config.model_type)} models have nothing to inspect. {remedy}")
