@@ -141,7 +141,7 @@ def test_a_cut_network_recovers(start, hosts, tmp_path, repository):
 
 def test_different_recipes_and_lost_checkpoints_are_refused(start, tmp_path):
     for process in start(plan(), second=["training.learning_rate=0.02"]):
-        assert "different values of training.learning_rate" in process.communicate(timeout=120)[0]
+        assert "these differ: training.learning_rate: 0.01 -> 0.02" in process.communicate(timeout=120)[0]
     assert not (tmp_path / "host0/run").exists() and not (tmp_path / "host1/run").exists()
     for process in start(plan(max_steps=5)):
         output_of(process)

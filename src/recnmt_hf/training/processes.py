@@ -89,10 +89,10 @@ class Processes:
         """Let the first process of each host write, unless its folder is that of the first process (a common disk)."""
         if self.waiting is None:
             return
-        mark = self.on_main(partial(tempfile.mkstemp, prefix=PREFIX, dir=folder))[1]
+        mark = self.on_main(partial(tempfile.mkdtemp, prefix=PREFIX, dir=folder))
         self.writes = self.is_main or (self.state.is_local_main_process and not (folder / Path(mark).name).exists())
         self.has_own_folders = len(self.on_writers(lambda: None)) > 1
-        self.on_main(partial(os.unlink, mark))
+        self.on_main(partial(os.rmdir, mark))
 
     def main_first(self, work: Callable[[], T]) -> T:
         """Run work on the first process, then on the others, which can read its files; each returns its own result."""

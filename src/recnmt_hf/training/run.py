@@ -110,8 +110,7 @@ def train(recipe: Recipe, output_dir: str | Path, resume: bool = False, overwrit
 
 
 def common_checkpoint(folder: Path, processes: Processes) -> Path | None:
-    """Return the newest intact checkpoint that a run has in all its output folders; `UserError` if one has none."""
-
+    """Return the newest intact checkpoint that a run has in all its output folders; `UserError` if one lacks it."""
     newest = list(filter(None, processes.on_writers(partial(checkpoint_to_resume, folder))))
     if not newest:
         return None
@@ -120,7 +119,7 @@ def common_checkpoint(folder: Path, processes: Processes) -> Path | None:
     has_it = processes.on_writers(lambda: (folder / common / MANIFEST).exists())
     if not all(has_it):
         reason = f"Host {has_it.index(False)} lacks {common}, which others have"
-        raise UserError(f"{reason}. Copy its folder and rng_state files from another host.", field=folder)
+        raise UserError(f"{reason}. Copy that folder from another host.", field=folder)
     return folder / common
 
 
@@ -129,8 +128,8 @@ def check_versions(plan: Plan, processes: Processes) -> None:
     sources = sorted(Path(__file__).parent.parent.rglob("*.py"))
     code = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
     found = processes.on_chosen(True, lambda: {**values_of(plan.settings), "the code of recnmt_hf": code})
-    if changes := sorted({name for own in found for name in own if own[name] != found[0].get(name)}):
-        raise UserError(f"The processes have different values of {', '.join(changes)}. Use the same on all hosts.")
+    if changes := {name: text for own in found for name, text in changes_of(found[0], own).items()}:
+        raise UserError(f"All hosts need the same recipe and code; these differ: {'; '.join(changes.values())}.")
 
 
 def checkpoint_to_resume(output_dir: Path) -> Path | None:

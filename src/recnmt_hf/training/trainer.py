@@ -327,7 +327,7 @@ class TranslationTrainer(Seq2SeqTrainer):
             set_model_state_dict(self.model_wrapped if model is None else model, weights, options=options)
             return
         # transformers writes weights on the first host alone, and DDP gives those of the first process to all.
-        if self.is_world_process_zero() or not self.args.save_on_each_node:
+        if self.is_world_process_zero() or self.is_fsdp_enabled or not self.args.save_on_each_node:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         self.moving_average.resume(Path(resume_from_checkpoint))
 
