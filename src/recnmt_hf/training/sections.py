@@ -9,7 +9,6 @@ import torch
 
 from .._loading_errors import folder_of_model
 from ..data.corpora import Corpus, parse_corpora
-from ..data.prepared import KEYS_OF_DUPLICATES
 from ..data.text import ON_EMPTY, ON_LONG
 from ..data.tokenization import SPECIAL_TOKENS, TOKENIZER_TYPES, check_tags
 from ..errors import UserError, short_repr
@@ -53,12 +52,6 @@ class DataSection:
     )
     prepared: str | None = option(None, "folder that `recnmt prepare` wrote from this recipe, read instead of `train`")
     shard_size: Annotated[int, Range(least=1, most=10**7)] = option(100_000, "for `recnmt prepare`: lines of a shard")
-    deduplicate: str | None = option(
-        None, "for `recnmt prepare`: remove pairs that repeat an earlier one", choices=(None, *KEYS_OF_DUPLICATES)
-    )
-    min_language_score: Annotated[float | None, Range(least=0, most=1)] = option(
-        None, "for `recnmt prepare`: remove pairs less likely to be in their languages (needs the extra `filters`)"
-    )
     cache_dir: str | None = option(None, "folder for tokenized data; null: a subfolder of the output folder")
     num_proc: Annotated[int | None, Range(least=1, most=1024)] = option(None, "number of processes that tokenize")
 
