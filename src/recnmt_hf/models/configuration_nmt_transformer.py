@@ -5,6 +5,19 @@ from typing import Any, ClassVar, Literal
 from .configuration_seq2seq import DERIVED, Filled, Seq2SeqConfig, interval, positive, probability, size, strict_config
 
 
+# The first sub-layer of a layer: self-attention, or a recurrence of [`~.mixers`].
+MIXERS = (
+    "self_attention",
+    "ssru",
+    "average_attention",
+    "mingru",
+    "mlstm",
+    "mamba2",
+    "gated_delta",
+)
+Mixers = str | list[str]
+
+
 def layer_sizes(d_model: int, layers: int, heads: int, ffn_dim: int, **fields: Any) -> dict[str, Any]:
     """Return the fields of a preset with equal sizes in encoder and decoder."""
     sizes = {"layers": layers, "attention_heads": heads, "ffn_dim": ffn_dim}
@@ -57,9 +70,12 @@ class NMTTransformerConfig(Seq2SeqConfig):
         max_relative_positions (`int`, *optional*, defaults to 16): k; larger distances share its representation.
         relative_per_head (`bool`, *optional*, defaults to `True`): One table per head, or one for all of a layer.
         directional_include_self (`bool`, *optional*, defaults to `False`): Directional masks: let words see themselves.
-        decoder_autoregression (`str`, *optional*, defaults to `"self_attention"`): First sub-layer of the decoder's
-            layers: `"self_attention"`; `"ssru"`, the simpler simple recurrent unit (Kim et al., 2019); or
-            `"average_attention"` (Zhang et al., 2018).
+        decoder_autoregression (`str` or `list[str]`, *optional*, defaults to `"self_attention"`): First sub-layer of
+            the decoder's layers, or of each: `"self_attention"`; `"ssru"`, the simpler simple recurrent unit (Kim et
+            al., 2019); `"average_attention"` (Zhang et al., 2018); `"mingru"` (Feng et al., 2024), `"mlstm"` (Beck et
+            al., 2024), `"mamba2"` (Dao and Gu, 2024) or `"gated_delta"` (Yang et al., 2024).
+        encoder_mixer (`str` or `list[str]`, *optional*, defaults to `"self_attention"`): The same for the encoder's
+            layers, where recurrences run in both directions.
         decoder_recurrence_projection (`bool`, *optional*, defaults to `False`): SSRU: add an output matrix.
         decoder_recurrence_dropout (`float`, *optional*, defaults to 0): SSRU: dropout of its input, alike in all words.
         aan_ffn (`bool`, *optional*, defaults to `False`): Average attention: map averages by a feed-forward block.
@@ -100,7 +116,8 @@ class NMTTransformerConfig(Seq2SeqConfig):
     max_relative_positions: int = size(16)
     relative_per_head: bool = True
     directional_include_self: bool = False
-    decoder_autoregression: Literal["self_attention", "ssru", "average_attention"] = "self_attention"
+    decoder_autoregression: Mixers = "self_attention"
+    encoder_mixer: Mixers = "self_attention"
     decoder_recurrence_projection: bool = False
     decoder_recurrence_dropout: float | int = probability(0.0)
     aan_ffn: bool = False
@@ -115,7 +132,7 @@ class NMTTransformerConfig(Seq2SeqConfig):
         if self.position_embedding_type is None:
             is_relative = self.self_attention_type == "relative"
             # A recurrence would have no positions at all.
-            has_positions = not is_relative or self.decoder_autoregression == "self_attention"
+            has_positions = not is_relative or "self_attention" in self.mixers("decoder")
             allowed, other = "given; 'none' removes the decoder's positions too", "decoder_autoregression"
             self.require(has_positions, "position_embedding_type", allowed, "self_attention_type", other)
             self.position_embedding_type = "none" if is_relative else "sinusoidal"
@@ -126,15 +143,28 @@ class NMTTransformerConfig(Seq2SeqConfig):
         sides = {"source": self.encoder_position_embeddings, "target": self.decoder_position_embeddings}
         return tuple(side for side, has in sides.items() if has and self.position_embedding_type != "none")
 
+    def mixers(self, side: str) -> list[str]:
+        """Return the first sub-layer of each layer of `"encoder"` or `"decoder"`."""
+        value = self.encoder_mixer if side == "encoder" else self.decoder_autoregression
+        return [value] * getattr(self, f"{side}_layers") if isinstance(value, str) else list(value)
+
+    @property
+    def has_attention_alone(self) -> bool:
+        """`True` if no layer has a recurrence in place of self-attention."""
+        return {*self.mixers("encoder"), *self.mixers("decoder")} <= {"self_attention"}
+
     def cache_layer_types(self) -> list[str] | None:
-        if self.decoder_autoregression == "self_attention":
+        kinds = self.mixers("decoder")
+        if set(kinds) <= {"self_attention"}:
             return super().cache_layer_types()
-        return ["recnmt_recurrent"] * self.decoder_layers
+        return ["full_attention" if kind == "self_attention" else "recnmt_recurrent" for kind in kinds]
 
     def baseline(self) -> "NMTTransformerConfig | None":
-        """Return the Transformer with self-attention, from which a light decoder can be initialized, or `None`."""
-        fields = self.fields_of(NMTTransformerConfig, decoder_autoregression="self_attention")
-        return NMTTransformerConfig(**fields) if self.decoder_autoregression != "self_attention" else None
+        """Return the Transformer with self-attention, from which recurrences can be initialized, or `None`."""
+        plain = dict.fromkeys(("decoder_autoregression", "encoder_mixer"), "self_attention")
+        return (
+            None if self.has_attention_alone else NMTTransformerConfig(**self.fields_of(NMTTransformerConfig, **plain))
+        )
 
     def check_values(self) -> None:
         from transformers.activations import ACT2FN  # here, since it imports all that models need
@@ -145,6 +175,16 @@ class NMTTransformerConfig(Seq2SeqConfig):
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
             self.require(self.d_model % getattr(self, name) == 0, name, "a divisor of d_model", "d_model")
         self.require(self.d_model % 2 == 0, "d_model", "even")
+        for field, side in (("encoder_mixer", "encoder"), ("decoder_autoregression", "decoder")):
+            kinds, heads = self.mixers(side), f"{side}_attention_heads"
+            is_known = set(kinds) <= set(MIXERS) and len(kinds) == getattr(self, f"{side}_layers")
+            allowed = f"one of {', '.join(MIXERS)}, or a list with one for each layer"
+            self.require(is_known, field, allowed, f"{side}_layers")
+            has_matrices = not set(kinds).isdisjoint(("mlstm", "mamba2", "gated_delta"))
+            is_divided = self.d_model % (4 * getattr(self, heads)) == 0
+            is_paired = side == "decoder" or getattr(self, heads) % 2 == 0  # for both directions
+            allowed = "a divisor of d_model / 4, in the encoder even"
+            self.require(not has_matrices or (is_divided and is_paired), heads, allowed, "d_model", field)
         if self.alignment_head is not None:
             layer, head = self.alignment_head if len(self.alignment_head) == 2 else (-1, -1)
             exists = 0 <= layer < self.decoder_layers and 0 <= head < self.decoder_attention_heads

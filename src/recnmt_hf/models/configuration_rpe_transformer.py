@@ -79,9 +79,10 @@ class RPETransformerConfig(NMTTransformerConfig):
         return super().sides_with_positions if self.recurrent_channels < self.d_model else ()
 
     def cache_layer_types(self) -> list[str] | None:
-        if not self.has_recurrence("decoder") or self.decoder_autoregression != "self_attention":
-            return super().cache_layer_types()
-        return ["recnmt_recurrent"] + ["full_attention"] * (self.decoder_layers - 1)
+        types = super().cache_layer_types()
+        if not self.has_recurrence("decoder"):
+            return types
+        return ["recnmt_recurrent", *(types or ["full_attention"] * self.decoder_layers)[1:]]
 
     def baseline(self) -> NMTTransformerConfig | None:
         differs = self.splits_input("encoder") or self.splits_input("decoder")
@@ -95,9 +96,9 @@ class RPETransformerConfig(NMTTransformerConfig):
         self.require(is_share, "rpe_dim", f"a multiple of {step} from 0 to d_model", *others)
         kind = {"none": self.rpe_type, "typed": "rpehead", "slice": "mprhead"}[self.rpe_head_partition]
         self.require(kind == self.rpe_type, "rpe_head_partition", "'none'", "rpe_type")
-        has_heads = self.rpe_head_partition == "none" or self.decoder_autoregression == "self_attention"
-        has_heads = has_heads or not self.splits_input("decoder")
-        self.require(has_heads, "rpe_head_partition", "'none'", "decoder_autoregression")
+        for field, side in (("decoder_autoregression", "decoder"), ("encoder_mixer", "encoder")):
+            has_heads = self.mixers(side)[:1] in ([], ["self_attention"]) or not self.splits_input(side)
+            self.require(self.rpe_head_partition == "none" or has_heads, "rpe_head_partition", "'none'", field)
         # The state of an SRU passes through no matrix that could read r.
         has_matrix = self.rpe_cell != "sru" or self.rpe_recurrence == "hidden"
         self.require(has_matrix, "rpe_recurrence", "'hidden'", "rpe_cell")

@@ -224,7 +224,9 @@ class RecurrentStates:
     def update_states(self, **new_states: Tensor) -> None:
         """Append steps; each tensor is `(batch_size, steps, ...)`."""
         for name, steps in new_states.items():
-            self.store_state(name, steps[:, -1])
+            # A view would store the states of all steps, and compiled graphs would differ by its offset.
+            last = steps[:, -1]
+            self.store_state(name, last if steps.shape[1] == 1 else last.clone(memory_format=torch.contiguous_format))
             if self.recording:
                 past = self.history.get(name)
                 self.history[name] = steps if past is None else torch.cat([past, steps], dim=1)
@@ -233,8 +235,7 @@ class RecurrentStates:
             self.steps_seen += new_states[first].shape[1]
 
     def store_state(self, name: str, state: Tensor) -> None:
-        # A view would store the states of all steps, and compiled graphs would differ by its offset.
-        self.states[name] = state.clone(memory_format=torch.contiguous_format)
+        self.states[name] = state.contiguous()
 
     def activate_past_recording(self) -> None:
         if not self.recording:
@@ -268,9 +269,6 @@ class RecurrentStateLayer(RecurrentStates, GrowingLayer):
 
     def get_seq_length(self) -> int | Tensor:  # type: ignore[override]  # a tensor in exported graphs
         return super().get_seq_length() or self.steps_seen
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return super().get_seq_length() + query_length, 0  # of keys: states are not attended
 
     def map_tensors(self, change: Callable[..., Tensor], *others: Any) -> None:
         for name in ("states", "history"):

@@ -273,6 +273,8 @@ def scan_steps(
     for rows in zip(*(tensor.unbind(0) for tensor in inputs), strict=True):
         carry, outputs = step(carry, *rows)
         all_outputs.append(outputs)
+    if len(all_outputs) == 1:  # not copied
+        return [output[None] for output in all_outputs[0]]
     return [torch.stack(column) for column in zip(*all_outputs, strict=True)]
 
 

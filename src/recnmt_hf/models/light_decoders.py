@@ -83,7 +83,7 @@ class SimplerSimpleRecurrentUnit(nn.Module):
     `decoder_recurrence_dropout` drops the same channels of x in all steps.
     """
 
-    def __init__(self, config: NMTTransformerConfig, layer_idx: int):
+    def __init__(self, config: NMTTransformerConfig, layer_idx: int | None):
         super().__init__()
         width = config.d_model
         self.layer_idx = layer_idx
@@ -113,7 +113,7 @@ class SimplerSimpleRecurrentUnit(nn.Module):
         if attention_mask is not None:
             padding = attention_mask[:, :, None] == 0
             forget, value = forget.masked_fill(padding, 1.0), value.masked_fill(padding, 0.0)
-        layer = recurrent_layer(cache, self.layer_idx)
+        layer = None if self.layer_idx is None else recurrent_layer(cache, self.layer_idx)
         memory = None if layer is None else layer.get_state("ssru_memory")
         memories = linear_scan(forget, value, torch.zeros_like(value[:, 0]) if memory is None else memory)[0]
         if layer is not None:
@@ -133,7 +133,7 @@ class AverageAttention(nn.Module):
     b_f)`, as Marian does; `"none"` outputs g.
     """
 
-    def __init__(self, config: NMTTransformerConfig, layer_idx: int):
+    def __init__(self, config: NMTTransformerConfig, layer_idx: int | None):
         super().__init__()
         width = config.d_model
         self.layer_idx = layer_idx
@@ -159,7 +159,7 @@ class AverageAttention(nn.Module):
             padding = attention_mask[:, :, None] == 0
             wide, counted = wide.masked_fill(padding, 0.0), counted.masked_fill(padding, 0.0)
         sums, counts = wide.cumsum(dim=1), counted.cumsum(dim=1)
-        layer = recurrent_layer(cache, self.layer_idx)
+        layer = None if self.layer_idx is None else recurrent_layer(cache, self.layer_idx)
         if layer is not None:
             earlier_sum, earlier_count = layer.get_state("aan_sum"), layer.get_state("aan_count")
             if earlier_sum is not None and earlier_count is not None:
@@ -178,6 +178,3 @@ class AverageAttention(nn.Module):
         else:
             of_input, of_average = project(self.input_gate, hidden_states), project(self.forget_gate, averages)
         return torch.sigmoid(of_input) * hidden_states + torch.sigmoid(of_average) * averages, None
-
-
-LIGHT_DECODERS = {"ssru": SimplerSimpleRecurrentUnit, "average_attention": AverageAttention}

@@ -1,8 +1,9 @@
 """
 The Transformer (Vaswani et al., 2017) with relative positions (Shaw et al., 2018), directional masks (DiSAN), and
-recurrences in place of the decoder's self-attention ([`~.light_decoders`]).
+recurrences in place of self-attention ([`~.mixers`]).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .attention import MultiHeadAttention, causal_mask, key_positions, masked_softmax, self_mask, visible_positions
 from .configuration_nmt_transformer import NMTTransformerConfig
 from .kernels_shared import Mask, dropout
-from .light_decoders import LIGHT_DECODERS
+from .mixers import build_recurrence
 from .seq2seq_base import Seq2SeqConditionalGeneration, Seq2SeqModelBase
 from .seq2seq_loading import Initialization, Seq2SeqPreTrainedModel
 from .seq2seq_stacks import Seq2SeqDecoder, Seq2SeqEncoder
@@ -71,12 +72,18 @@ def build_self_attention(config: NMTTransformerConfig, num_heads: int, **kwargs:
 def build_decoder_attention(config: NMTTransformerConfig, index: int) -> tuple[nn.Module, MultiHeadAttention]:
     """Build the causal self-attention of a decoder layer, or what replaces it, and its attention to `"encoder"`."""
     heads = config.decoder_attention_heads
-    if config.decoder_autoregression == "self_attention":
+    if config.mixers("decoder")[index] == "self_attention":
         self_attn: nn.Module = build_self_attention(config, heads, is_causal=True, layer_idx=index)
     else:
-        self_attn = LIGHT_DECODERS[config.decoder_autoregression](config, index)
+        self_attn = build_recurrence(config, "decoder", index)
     sizes = (config.d_model, heads, config.attention_dropout)
     return self_attn, MultiHeadAttention(config, *sizes, layer_idx=index, memory="encoder")
+
+
+def masks_of_layers(kinds: list[str], of_attention: Callable[[], Any], of_words: Mask) -> list[Any]:
+    """Return the mask of each layer: what attention needs, or the token mask that a recurrence reads."""
+    attended = of_attention() if "self_attention" in kinds else None
+    return [attended if kind == "self_attention" else of_words for kind in kinds]
 
 
 class NMTTransformerPreTrainedModel(Seq2SeqPreTrainedModel):
@@ -103,9 +110,17 @@ class NMTTransformerEncoder(NMTTransformerPreTrainedModel, TransformerStack, Seq
     _can_record_outputs = {"attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attn")}
 
     def build_layer(self, config: NMTTransformerConfig, index: int) -> nn.Module:
-        return TransformerEncoderLayer(config, build_self_attention(config, config.encoder_attention_heads))
+        if config.mixers("encoder")[index] == "self_attention":
+            return TransformerEncoderLayer(config, build_self_attention(config, config.encoder_attention_heads))
+        return TransformerEncoderLayer(config, build_recurrence(config, "encoder", index))
 
     def build_mask(self, states: Tensor, token_mask: Mask) -> Any:
+        return masks_of_layers(
+            self.config.mixers("encoder"), lambda: self.attention_mask(states, token_mask), token_mask
+        )
+
+    def attention_mask(self, states: Tensor, token_mask: Mask) -> Any:
+        """Return the kernel mask of self-attention."""
         config, length = self.config, states.shape[1]
         if config.self_attention_type != "directional":
             return self_mask(config, states, token_mask)
@@ -130,10 +145,10 @@ class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerStack, Seq
         return TransformerDecoderLayer(config, *build_decoder_attention(config, index))
 
     def build_mask(self, states: Tensor, token_mask: Mask, cache: Cache | None) -> Any:
-        if self.config.decoder_autoregression == "self_attention":
-            return causal_mask(self.config, states, token_mask, cache)
-        # What replaces it reads the token mask of the new words.
-        return None if token_mask is None or token_mask.dim() != 2 else token_mask[:, -states.shape[1] :]
+        is_padded = token_mask is not None and token_mask.dim() == 2
+        of_words = token_mask[:, -states.shape[1] :] if is_padded else None  # of the new ones
+        attended = lambda: causal_mask(self.config, states, token_mask, cache)  # noqa: E731
+        return masks_of_layers(self.config.mixers("decoder"), attended, of_words)
 
 
 class NMTTransformerModel(NMTTransformerPreTrainedModel, Seq2SeqModelBase):

@@ -179,6 +179,11 @@ class Seq2SeqStack(Seq2SeqPreTrainedModel):
         return embeddings if self.embed_scale == 1.0 else embeddings * self.embed_scale
 
 
+def mask_of_each(layers: nn.ModuleList, mask: Any) -> list[Any]:
+    """Return the mask of each layer."""
+    return mask if isinstance(mask, list) else [mask] * len(layers)
+
+
 class Seq2SeqEncoder(Seq2SeqStack):
     """Base class of all encoders. A subclass has `layers`, or overrides `run`."""
 
@@ -195,7 +200,7 @@ class Seq2SeqEncoder(Seq2SeqStack):
         super().__init__(config, config.vocab_size)
 
     def build_mask(self, states: Tensor, token_mask: Mask) -> Any:
-        """Return the kernel mask of the layers' attention for states `(batch_size, source_length, d_model)`."""
+        """Return the kernel mask of the layers, or one of each, for states `(batch_size, source_length, d_model)`."""
         return None
 
     @recording_extra_outputs
@@ -220,8 +225,8 @@ class Seq2SeqEncoder(Seq2SeqStack):
         """Run all layers over their input `(batch_size, source_length, d_model)`; return the input and each output."""
         kernel_mask = self.build_mask(hidden_states, token_mask)
         states = [hidden_states]
-        for layer in self.layers:
-            states.append(layer(states[-1], kernel_mask, token_mask, **kwargs))
+        for layer, mask in zip(self.layers, mask_of_each(self.layers, kernel_mask), strict=True):
+            states.append(layer(states[-1], mask, token_mask, **kwargs))
         return states
 
     def finish(self, states: list[Tensor], embeddings: Tensor, token_mask: Mask, **kwargs: Any) -> Seq2SeqEncoderOutput:
@@ -245,7 +250,7 @@ class Seq2SeqDecoder(Seq2SeqStack):
         return self.layers[layer].encoder_attn  # type: ignore[return-value]
 
     def build_mask(self, states: Tensor, token_mask: Mask, cache: Cache | None) -> Any:
-        """Return the self-attention's kernel mask for the new words `(batch_size, target_length, d_model)`."""
+        """Return the kernel mask of the layers, or one of each, for words `(batch_size, target_length, d_model)`."""
         return None
 
     def prepare_mask(self, states: Tensor, token_mask: Mask) -> Tensor | None:
@@ -308,8 +313,8 @@ class Seq2SeqDecoder(Seq2SeqStack):
     ) -> list[Tensor]:
         """Run all layers over `(batch_size, target_length, d_model)`; return the input and all outputs."""
         states = [hidden_states]
-        for layer in self.layers:
-            states.append(layer(states[-1], kernel_mask, memories, cache=cache, **kwargs))
+        for layer, mask in zip(self.layers, mask_of_each(self.layers, kernel_mask), strict=True):
+            states.append(layer(states[-1], mask, memories, cache=cache, **kwargs))
         return states
 
     def finish(self, states: list[Tensor], memories: Memories, cache: Cache | None) -> Tensor:

@@ -1,0 +1,46 @@
+"""What may stand in the place of self-attention, by its name in a configuration."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .configuration_nmt_transformer import NMTTransformerConfig
+from .kernels_shared import Mask
+from .light_decoders import AverageAttention, SimplerSimpleRecurrentUnit
+from .matrix_memories import MLSTM, GatedDeltaNet, Mamba2, MinGRU, aligned
+from .recurrent_layers import inverse, left_aligned, take
+
+
+RECURRENCES: dict[str, type[nn.Module]] = {
+    "ssru": SimplerSimpleRecurrentUnit,
+    "average_attention": AverageAttention,
+    "mingru": MinGRU,
+    "mlstm": MLSTM,
+    "mamba2": Mamba2,
+    "gated_delta": GatedDeltaNet,
+}
+
+
+class BothDirections(nn.Module):
+    """Two layers of one kind in an encoder, one from left to right and one from right to left; outputs are summed."""
+
+    def __init__(self, config: NMTTransformerConfig, kind: type[nn.Module]):
+        super().__init__()
+        self.ahead, self.back = kind(config, None), kind(config, None)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Mask = None, **kwargs: Any) -> tuple[Tensor, None]:
+        """Run over `(batch_size, length, d_model)` with the token mask `(batch_size, length)`."""
+        real, order = attention_mask, None
+        if attention_mask is not None:
+            order = left_aligned(attention_mask)
+            hidden_states, real = aligned(hidden_states, attention_mask != 0, order)
+        ahead, _ = self.ahead(hidden_states, real)
+        back, _ = self.back(hidden_states.flip(1), None if real is None else real.flip(1))
+        outputs = ahead + back.flip(1)
+        return outputs if order is None else take(outputs, inverse(order)), None
+
+
+def build_recurrence(config: NMTTransformerConfig, side: str, index: int) -> nn.Module:
+    """Build the recurrence of a layer of `"encoder"` or `"decoder"`."""
+    kind = RECURRENCES[config.mixers(side)[index]]
+    return kind(config, index) if side == "decoder" else BothDirections(config, kind)
