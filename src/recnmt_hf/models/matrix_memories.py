@@ -152,14 +152,12 @@ def head_norm(states: Tensor, weight: Tensor, eps: float = 1e-6, centered: bool 
 class MatrixMemory(LinearRecurrence):
     """Base class of layers with a matrix of `key_dim` x `value_dim` for each of `heads` heads."""
 
-    has_stabilizer = False
-
     def __init__(
         self, config: NMTTransformerConfig, layer_idx: int | None, sizes: dict[str, int], heads: int, inner: int
     ):
         super().__init__(config, layer_idx, sizes, inner)
         self.heads = heads
-        self.norm = nn.Parameter(torch.ones(inner))
+        self.norm = nn.Parameter(torch.empty(inner))  # scales the normed result
 
     def initialize(self, start: Initialization) -> None:
         super().initialize(start)
@@ -336,6 +334,7 @@ class GatedDeltaNet(ConvolvedMemory):
         convolved = [inner // 2, inner // 2, inner]  # q, k, v
         sizes = {"words": sum(convolved), "out": inner, "step": heads, "rate": heads}
         super().__init__(config, layer_idx, sizes, heads, inner, convolved=convolved)
+        self.norm = nn.Parameter(torch.empty(inner // heads))  # alike in all heads
 
     def mix(self, parts: dict[str, Tensor], real: Mask, layer: RecurrentStates | None) -> Tensor:
         convolved, states = self.convolve(parts["words"], real, layer)
@@ -343,8 +342,7 @@ class GatedDeltaNet(ConvolvedMemory):
         query, key = unit(query, query.shape[-1] ** -0.5), unit(key)
         rate = masked(torch.sigmoid(parts["rate"]), real)
         outputs = self.read((query, key, value, self.steps(parts["step"], real)[1], rate), layer, **states)
-        states_out = head_norm(outputs, self.split_heads(self.norm)).flatten(2)
-        return states_out * nn.functional.silu(parts["out"])
+        return head_norm(outputs, self.norm).flatten(2) * nn.functional.silu(parts["out"])
 
 
 def unit(vectors: Tensor, length: float = 1.0) -> Tensor:
