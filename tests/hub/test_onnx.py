@@ -21,8 +21,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# A student: the states of two decoder layers.
-STUDENT = {"decoder_autoregression": "ssru", "decoder_layers": 2, "position_embedding_type": "tensor2tensor"}
+# Of the base Transformer: the states of two decoder layers, in the order of the layers or between attention.
+VARIANTS = {
+    "student": {"decoder_autoregression": "ssru", "decoder_layers": 2, "position_embedding_type": "tensor2tensor"},
+    "hybrid": {
+        "decoder_autoregression": ["self_attention", "gated_delta"],
+        "decoder_layers": 2,
+        "encoder_mixer": "mlstm",
+    },
+    "mamba2": {"decoder_autoregression": "mamba2", "encoder_mixer": "mingru"},
+    "mlstm": {"decoder_autoregression": "mlstm", "encoder_mixer": "gated_delta"},
+}
 
 
 def saved(folder, tokenizer, family, fields):
@@ -46,8 +55,8 @@ def exported(tokenizer, tmp_path_factory):
     def find(name):
         if name not in made:
             place = tmp_path_factory.mktemp(name)
-            family = FAMILIES["nmt_transformer" if name == "student" else name]
-            folder = saved(place / "model", tokenizer, family, STUDENT if name == "student" else family.small)
+            family = FAMILIES["nmt_transformer" if name in VARIANTS else name]
+            folder = saved(place / "model", tokenizer, family, VARIANTS.get(name, family.small))
             assert main(["convert", str(folder), "-o", str(place / "onnx"), "--to", "onnx"]) == 0
             made[name] = (folder, place / "onnx")
         return made[name]
@@ -56,7 +65,7 @@ def exported(tokenizer, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAMILIES, "student"])
+@pytest.mark.parametrize("name", [*FAMILIES, *VARIANTS])
 def test_same_translations_and_scores(name, exported, corpus):
     own, graphs = (recnmt_hf.Translator.from_pretrained(folder) for folder in exported(name))
     assert type(graphs.model).__name__ == "OnnxModel" and graphs.model.dtype == torch.float32

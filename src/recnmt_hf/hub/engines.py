@@ -42,7 +42,7 @@ def export_ctranslate2(source: str | Path, output: str | Path, quantization: str
     model, tokenizers = load_checked(source, **kwargs)
     needed: dict[str, tuple[Any, ...]] = {
         "self_attention_type": ("absolute", "relative"),
-        "decoder_autoregression": ("self_attention",),
+        **dict.fromkeys(("decoder_autoregression", "encoder_mixer"), ("self_attention",)),
         "activation_function": tuple(ACTIVATIONS),
         "layer_norm_eps": (1e-5,),
     }

@@ -32,7 +32,8 @@ SHARED_FIELDS = (
 EXPRESSIBLE: dict[str, tuple[Any, ...]] = {
     **{"normalize_before": (False,), "self_attention_type": ("absolute",), "layer_norm_eps": (1e-5,)},
     **dict.fromkeys(("encoder_position_embeddings", "decoder_position_embeddings"), (True,)),
-    **{"decoder_autoregression": ("self_attention",), "position_embedding_type": ("sinusoidal", "marian")},
+    **dict.fromkeys(("decoder_autoregression", "encoder_mixer"), ("self_attention",)),
+    "position_embedding_type": ("sinusoidal", "marian"),
 }
 # MarianMT saves its sinusoids; our models compute them.
 COMPUTED = {"model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"}

@@ -132,7 +132,9 @@ def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: 
     """Return settings that mean the fields of a model; those of the imported file while they do. Else `UserError`."""
     names = {own: name for name, own in [*AUTOREGRESSIONS.items(), *ACTIVATIONS.items(), ("swish", "swish")]}
     names |= dict.fromkeys(GELUS, "gelu")
-    check_fields(config, "Marian", dict.fromkeys(("activation_function", "aan_activation"), tuple(names)))
+    needed = {"decoder_autoregression": tuple(AUTOREGRESSIONS.values()), "encoder_mixer": ("self_attention",)}
+    needed |= dict.fromkeys(("activation_function", "aan_activation"), tuple(names))
+    check_fields(config, "Marian", needed)
 
     def differing(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
         fields = Settings(settings, IMPORTED).fields()
@@ -147,7 +149,7 @@ def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: 
     if imported and not differing(imported) and imported.get("dim-vocabs") == list(sizes):
         return {**imported, "output-omit-bias": not has_bias}
     shares, ties = config.share_encoder_decoder_embeddings, config.tie_word_embeddings
-    kind, ffn = config.decoder_autoregression, config.decoder_ffn_dim
+    kind, ffn = str(config.decoder_autoregression), config.decoder_ffn_dim
     release = GELUS.get(config.activation_function) or GELUS.get(config.aan_activation, GELUS["gelu"])
     settings: dict[str, Any] = {
         **DEFAULTS,

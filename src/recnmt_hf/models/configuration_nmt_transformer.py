@@ -6,7 +6,7 @@ from .configuration_seq2seq import DERIVED, Filled, Seq2SeqConfig, interval, pos
 
 
 # The first sub-layer of a layer: self-attention, or a recurrence of [`~.mixers`].
-MIXERS = (
+Mixer = Literal[
     "self_attention",
     "ssru",
     "average_attention",
@@ -14,8 +14,7 @@ MIXERS = (
     "mlstm",
     "mamba2",
     "gated_delta",
-)
-Mixers = str | list[str]
+]
 
 
 def layer_sizes(d_model: int, layers: int, heads: int, ffn_dim: int, **fields: Any) -> dict[str, Any]:
@@ -116,8 +115,8 @@ class NMTTransformerConfig(Seq2SeqConfig):
     max_relative_positions: int = size(16)
     relative_per_head: bool = True
     directional_include_self: bool = False
-    decoder_autoregression: Mixers = "self_attention"
-    encoder_mixer: Mixers = "self_attention"
+    decoder_autoregression: Mixer | list[Mixer] = "self_attention"
+    encoder_mixer: Mixer | list[Mixer] = "self_attention"
     decoder_recurrence_projection: bool = False
     decoder_recurrence_dropout: float | int = probability(0.0)
     aan_ffn: bool = False
@@ -177,9 +176,8 @@ class NMTTransformerConfig(Seq2SeqConfig):
         self.require(self.d_model % 2 == 0, "d_model", "even")
         for field, side in (("encoder_mixer", "encoder"), ("decoder_autoregression", "decoder")):
             kinds, heads = self.mixers(side), f"{side}_attention_heads"
-            is_known = set(kinds) <= set(MIXERS) and len(kinds) == getattr(self, f"{side}_layers")
-            allowed = f"one of {', '.join(MIXERS)}, or a list with one for each layer"
-            self.require(is_known, field, allowed, f"{side}_layers")
+            is_complete = len(kinds) == getattr(self, f"{side}_layers")
+            self.require(is_complete, field, "a name, or a list with one for each layer", f"{side}_layers")
             has_matrices = not set(kinds).isdisjoint(("mlstm", "mamba2", "gated_delta"))
             is_divided = self.d_model % (4 * getattr(self, heads)) == 0
             is_paired = side == "decoder" or getattr(self, heads) % 2 == 0  # for both directions

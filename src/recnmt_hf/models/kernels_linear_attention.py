@@ -3,7 +3,6 @@ Linear attention with gates, the recurrence of matrix memories: step by step, in
 """
 
 import functools
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,11 +95,11 @@ def linear_attention_in_chunks(
 def flash_linear_attention(has_rate: bool) -> Any:
     """Return the kernel of the package flash-linear-attention, or `None` where it is not installed."""
     try:
-        if has_rate:
-            return importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
-        return importlib.import_module("fla.ops.simple_gla").chunk_simple_gla
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+        from fla.ops.simple_gla import chunk_simple_gla
     except ImportError:
         return None
+    return chunk_gated_delta_rule if has_rate else chunk_simple_gla
 
 
 def shapes_of(

@@ -130,9 +130,9 @@ class ShortConvolution(nn.Module):
         words = torch.cat([first, inputs], dim=1)
         with with_autocast(inputs.device, None):
             # In this layout oneDNN's convolution of two dimensions is the fastest.
-            weight, bias = (None if part is None else part.to(inputs.dtype) for part in (self.weight, self.bias))
-            columns = words.transpose(1, 2)[:, :, None]
-            convolved = nn.functional.conv2d(columns, weight[:, None, None], bias, groups=weight.shape[0])
+            columns, weight = words.transpose(1, 2)[:, :, None], self.weight.to(inputs.dtype)[:, None, None]
+            bias = None if self.bias is None else self.bias.to(inputs.dtype)
+            convolved = nn.functional.conv2d(columns, weight, bias, groups=weight.shape[0])
         outputs = nn.functional.silu(convolved[:, :, 0].transpose(1, 2))
         if real is None and not with_all:
             return outputs, words[:, None, length:]

@@ -80,9 +80,13 @@ def build_decoder_attention(config: NMTTransformerConfig, index: int) -> tuple[n
     return self_attn, MultiHeadAttention(config, *sizes, layer_idx=index, memory="encoder")
 
 
-def masks_of_layers(kinds: list[str], of_attention: Callable[[], Any], of_words: Mask) -> list[Any]:
-    """Return the mask of each layer: what attention needs, or the token mask that a recurrence reads."""
-    attended = of_attention() if "self_attention" in kinds else None
+def masks_of_layers(kinds: list[str], of_attention: Callable[[], Any], of_words: Mask) -> Any:
+    """Return the mask of the layers, or one of each: what attention needs, or the token mask for a recurrence."""
+    if "self_attention" not in kinds:
+        return of_words
+    attended = of_attention()
+    if set(kinds) == {"self_attention"}:
+        return attended
     return [attended if kind == "self_attention" else of_words for kind in kinds]
 
 
@@ -145,8 +149,8 @@ class NMTTransformerDecoder(NMTTransformerPreTrainedModel, TransformerStack, Seq
         return TransformerDecoderLayer(config, *build_decoder_attention(config, index))
 
     def build_mask(self, states: Tensor, token_mask: Mask, cache: Cache | None) -> Any:
-        is_padded = token_mask is not None and token_mask.dim() == 2
-        of_words = token_mask[:, -states.shape[1] :] if is_padded else None  # of the new ones
+        has_rows = token_mask is not None and token_mask.dim() == 2
+        of_words = token_mask[:, -states.shape[1] :] if has_rows else None  # type: ignore[index]  # of the new ones
         attended = lambda: causal_mask(self.config, states, token_mask, cache)  # noqa: E731
         return masks_of_layers(self.config.mixers("decoder"), attended, of_words)
 
