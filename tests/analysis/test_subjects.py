@@ -5,10 +5,12 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from transformers import MarianConfig
 from user_errors import rejects
 
 import recnmt_hf
 from recnmt_hf import Translator
+from recnmt_hf.analysis.forgetting import forgetting
 from recnmt_hf.analysis.global_state import global_state, inspect_global_state
 from recnmt_hf.analysis.plots import heat_maps
 from recnmt_hf.analysis.recurrence import inspect_attention, recurrence_attention
@@ -28,6 +30,12 @@ FAMILIES = {
         {"num_capsules": 5},
         {"global_capsule": False, "global_gate": False},
         "Use a gret with use_global_state=true",
+    ),
+    "NMTTransformer": (
+        forgetting,
+        {"decoder_autoregression": ["gated_delta", "mingru"], "encoder_mixer": ["mlstm", "mamba2"]},
+        {"decoder_autoregression": "self_attention", "encoder_mixer": "self_attention"},
+        "Use encoder_mixer",
     ),
     "ONLSTMTransformer": (syntactic_distances, {}, {"encoder_layer_types": ["lstm", "attention"]}, 'Use one with "onl'),
     "RNMT": (relation_scores, {"init_uniform": None}, {"relation_layers": 0}, "model has no relation layers"),
@@ -104,7 +112,7 @@ def test_a_derived_family_has_the_subject_of_its_base():
     config = Derived.from_preset("tiny", vocab_size=20)
     assert find_subject(config) is SUBJECTS["gret"] and find_subject(config, "tree").name == "tree"
     with rejects("Use a model of one of these families"):
-        find_subject(recnmt_hf.NMTTransformerConfig.from_preset("tiny", vocab_size=20))
+        find_subject(MarianConfig())
 
 
 def test_global_state(translators):
@@ -135,6 +143,21 @@ def test_recurrent_positions(translators):
     assert "".join(source.tokens).startswith("Thedogsleeps.")
     assert "".join(target.tokens[1:]).startswith("DerHundschläft") and len(target.tokens) == labels.shape[1]
     assert len(recurrent_positions(translator, SENTENCE)) == 2
+
+
+def test_forgetting(save):
+    translator = Translator.from_pretrained(save("NMTTransformer"), device="cpu")
+    _, mingru = translator.model.model.decoder.layers
+    with torch.no_grad():
+        mingru.self_attn.bias.fill_(-100.0)  # of its gate: nothing is written
+    layers = forgetting(translator, SENTENCE, TRANSLATION)
+    sides = [f"encoder {layer}{direction}" for layer in (0, 1) for direction in ("", ", backward")]
+    assert [layer.name for layer in layers] == [*sides, "decoder 0", "decoder 1"]
+    assert "".join(layers[1].tokens).startswith("Thedogsleeps.") and layers[4].tokens[0] == "<start>"
+    for layer in layers:
+        assert layer.kept.shape == layer.written.shape and layer.kept.shape[1] == len(layer.tokens)
+        assert (layer.kept >= 0).all() and (layer.kept <= 1).all() and (layer.half_life > 0).all()
+    assert layers[-1].written.max() == 0 and layers[-1].kept.min() == 1 and layers[-1].half_life.min() > 1e6
 
 
 def test_syntactic_distances(translators):

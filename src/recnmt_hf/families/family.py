@@ -20,6 +20,8 @@ COMBINATIONS: Mapping[str, Mapping[str, Any]] = {
     "pre-norm layers": {"normalize_before": True},
     "SSRU decoder": {"decoder_autoregression": "ssru"},
     "average-attention decoder": {"decoder_autoregression": "average_attention"},
+    "gated-delta decoder": {"decoder_autoregression": "gated_delta"},
+    "mLSTM encoder": {"encoder_mixer": "mlstm"},
 }
 
 

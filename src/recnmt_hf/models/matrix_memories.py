@@ -26,6 +26,13 @@ from .seq2seq_loading import Initialization, is_loaded
 CLOSED = -80.0
 
 
+class Gates(nn.Module):
+    """Marks what a recurrence keeps (or the logarithm) and writes at each word, for hooks on this module."""
+
+    def forward(self, kept: Tensor | None, log_kept: Tensor | None, written: Tensor) -> None:
+        """The tensors have the shape `(batch_size, length, heads or channels)`."""
+
+
 class LinearRecurrence(nn.Module):
     """
     Base class: one matrix maps words to the parts `sizes`, `mix` combines them with the states, another matrix maps the
@@ -37,6 +44,7 @@ class LinearRecurrence(nn.Module):
         self.layer_idx, self.sizes = layer_idx, sizes
         self.in_proj = nn.Linear(config.d_model, sum(sizes.values()), bias=False)
         self.out_proj = nn.Linear(inner, config.d_model)
+        self.gates = Gates()
 
     def initialize(self, start: Initialization) -> None:
         if not is_loaded(self.in_proj.weight):  # its views do not have this mark
@@ -99,8 +107,9 @@ class MinGRU(LinearRecurrence):
         of_gate, of_candidate = self.bias.to(parts["gate"].dtype).chunk(2)
         gate = masked(torch.sigmoid(parts["gate"] + of_gate), real)
         first = get_state(layer, "mingru_state")
-        values = gate * (parts["candidate"] + of_candidate)
-        states = linear_scan(1 - gate, values, torch.zeros_like(gate[:, 0]) if first is None else first)[0]
+        kept, values = 1 - gate, gate * (parts["candidate"] + of_candidate)
+        self.gates(kept, None, gate)
+        states = linear_scan(kept, values, torch.zeros_like(gate[:, 0]) if first is None else first)[0]
         if layer is not None:
             layer.update_states(mingru_state=states)
         return states
@@ -220,9 +229,11 @@ class MLSTM(MatrixMemory):
         stabilizer = stabilizers(forget.detach(), write.detach(), earlier)
         before = torch.cat([stabilizer[:, :1] if earlier is None else earlier[:, None], stabilizer[:, :-1]], dim=1)
         query, key, value = (self.split_heads(parts[name]) for name in ("query", "key", "value"))
-        value = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1) * (write - stabilizer).exp()[..., None]
+        decay, gain = forget + before - stabilizer, (write - stabilizer).exp()
+        self.gates(None, forget, gain)
+        value = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1) * gain[..., None]
         key = key * key.shape[-1] ** -0.5
-        inputs = (query, key, masked(value, real), forget + before - stabilizer, None)
+        inputs = (query, key, masked(value, real), decay, None)
         outputs = self.read(inputs, layer, mlstm_stabilizer=stabilizer)
         values, normalizer = outputs[..., :-1], outputs[..., -1:]
         states = values / torch.maximum(normalizer.abs(), (-stabilizer)[..., None].exp())
@@ -312,6 +323,7 @@ class Mamba2(ConvolvedMemory):
     def mix(self, parts: dict[str, Tensor], real: Mask, layer: RecurrentStates | None) -> Tensor:
         (inputs, write, read), states = self.convolve(parts["words"], real, layer)
         steps, decay = self.steps(parts["step"], real)
+        self.gates(None, decay, steps)
         inputs = self.split_heads(inputs)
         query, key = self.split_heads(read, 1), self.split_heads(write, 1)
         outputs = self.read((query, key, inputs * steps[..., None], decay, None), layer, **states)
@@ -340,8 +352,9 @@ class GatedDeltaNet(ConvolvedMemory):
         convolved, states = self.convolve(parts["words"], real, layer)
         query, key, value = map(self.split_heads, convolved)
         query, key = unit(query, query.shape[-1] ** -0.5), unit(key)
-        rate = masked(torch.sigmoid(parts["rate"]), real)
-        outputs = self.read((query, key, value, self.steps(parts["step"], real)[1], rate), layer, **states)
+        rate, (_, decay) = masked(torch.sigmoid(parts["rate"]), real), self.steps(parts["step"], real)
+        self.gates(None, decay, rate)
+        outputs = self.read((query, key, value, decay, rate), layer, **states)
         return head_norm(outputs, self.norm).flatten(2) * nn.functional.silu(parts["out"])
 
 
