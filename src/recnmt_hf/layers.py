@@ -37,6 +37,10 @@ from .models.configuration_rnmt import RNMTConfig
 from .models.configuration_rpe_transformer import RPETransformerConfig
 from .models.light_decoders import AverageAttention as ModelAverageAttention
 from .models.light_decoders import SimplerSimpleRecurrentUnit
+from .models.matrix_memories import MLSTM as ModelMLSTM
+from .models.matrix_memories import GatedDeltaNet as ModelGatedDeltaNet
+from .models.matrix_memories import Mamba2 as ModelMamba2
+from .models.matrix_memories import MinGRU as ModelMinGRU
 from .models.modeling_biarn_transformer import AttentiveRecurrence
 from .models.modeling_gret import CapsuleLayer
 from .models.modeling_onlstm_transformer import ONLSTM as ModelONLSTM
@@ -44,15 +48,20 @@ from .models.modeling_rnmt import InputOrder
 from .models.modeling_rnmt import RelationLayer as ModelRelationLayer
 from .models.modeling_rpe_transformer import RecurrentPositions as ModelRecurrentPositions
 from .models.recurrent_layers import MaskedRNN
+from .models.seq2seq_loading import Initialization
 
 
 __all__ = [
+    "MLSTM",
     "ONLSTM",
     "SSRU",
     "AttentiveRecurrentNetwork",
     "AverageAttention",
     "CapsuleRouting",
+    "GatedDeltaNet",
+    "Mamba2",
     "MaskedRNN",
+    "MinGRU",
     "RecurrentPositions",
     "RelationLayer",
 ]
@@ -229,3 +238,36 @@ class AverageAttention(CausalLayer, ModelAverageAttention):  # type: ignore[misc
         fields: dict[str, Any] = {"aan_ffn": ffn_dim is not None, "aan_ffn_dim": ffn_dim or width, "aan_gate": gate}
         config = NMTTransformerConfig(d_model=width, activation_dropout=0.0, **HEADS, **fields)
         super().__init__(config, layer_idx=0)
+
+
+class LinearRecurrence(CausalLayer):
+    """
+    Base class of linear recurrences.
+
+    Args:
+        width (`int`): Channels of inputs and outputs.
+        heads (`int`, *optional*, defaults to 4): Heads with a memory each; a divisor of `width / 4`.
+    """
+
+    def __init__(self, width: int, heads: int = 4):
+        config = NMTTransformerConfig(d_model=width, encoder_attention_heads=1, decoder_attention_heads=heads)
+        super().__init__(config, layer_idx=0)
+        own: list[Any] = [module for module in self.modules() if hasattr(module, "initialize")]
+        for module in own:
+            module.initialize(Initialization(width))
+
+
+class MinGRU(LinearRecurrence, ModelMinGRU):  # type: ignore[misc]
+    """minGRU (Feng et al., 2024), whose gates read the input alone; `heads` is not used."""
+
+
+class MLSTM(LinearRecurrence, ModelMLSTM):  # type: ignore[misc]
+    """mLSTM (Beck et al., 2024), with a matrix memory and exponential gates in each head."""
+
+
+class Mamba2(LinearRecurrence, ModelMamba2):  # type: ignore[misc]
+    """Mamba-2 (Dao and Gu, 2024): a state space whose decay and input depend on the word."""
+
+
+class GatedDeltaNet(LinearRecurrence, ModelGatedDeltaNet):  # type: ignore[misc]
+    """Gated DeltaNet (Yang et al., 2024): a memory that is corrected at the key of each word, and decays."""
