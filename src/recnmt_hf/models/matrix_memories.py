@@ -83,6 +83,7 @@ def masked(tensor: Tensor, real: Mask, value: float = 0.0) -> Tensor:
 
 
 def get_state(layer: RecurrentStates | None, name: str) -> Tensor | None:
+    """Return a state of a layer of the cache, if there is one."""
     return None if layer is None else layer.get_state(name)
 
 
@@ -181,7 +182,7 @@ class MatrixMemory(LinearRecurrence):
         layer: RecurrentStates | None,
         **states: Tensor,
     ) -> Tensor:
-        """Return the outputs of [`linear_attention`], and store the memory beside other states."""
+        """Return the outputs of the linear attention, and store the memory beside other states."""
         name = "matrix_memory"
         with_all = layer is not None and layer.recording
         outputs, memories = linear_attention(*inputs, get_state(layer, name), with_all=with_all)
