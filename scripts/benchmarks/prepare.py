@@ -26,7 +26,7 @@ from recnmt_hf.data.batching import BatchLimits
 from recnmt_hf.data.corpora import Corpus
 from recnmt_hf.data.prepared import ShardSettings
 from recnmt_hf.data.sharded import FORMAT, SHARDS, PooledBatchSampler, ShardedDataset, ShardRecord
-from recnmt_hf.data.sharding import prepare_shards
+from recnmt_hf.data.sharding import line_ends, prepare_shards
 from recnmt_hf.data.text import read_aligned, write_lines
 from recnmt_hf.data.tokenization import train_tokenizer
 from recnmt_hf.data.tokenizer_pair import TokenizerPair
@@ -68,9 +68,12 @@ def compare_speed(args: argparse.Namespace) -> None:
                 written = sum(path.stat().st_size for path in output.rglob("*.arrow")) / len(pairs)
                 peak = resource.getrusage(resource.RUSAGE_CHILDREN if workers > 1 else resource.RUSAGE_SELF).ru_maxrss
                 print(f"    {written:.0f} bytes of shards per pair; at most {peak / 1024:.0f} MiB in a process")
-        text = sum(path.stat().st_size for path in files) / len(pairs)
+        size, start = sum(path.stat().st_size for path in files), time.perf_counter()
+        for path in files:
+            line_ends(str(path), SHARD)
+        print(f"ends of lines: {size / (time.perf_counter() - start) / 1e9:.1f} GB per second")
         words = sum(len(text.split()) for pair in pairs[:100_000] for text in pair) / min(len(pairs), 100_000) / 2
-        print(f"text: {text:.0f} bytes per pair, {words:.1f} words per sentence")
+        print(f"text: {size / len(pairs):.0f} bytes per pair, {words:.1f} words per sentence")
 
 
 def write_random_shards(folder: Path, pairs: int) -> None:

@@ -1,6 +1,7 @@
 """Two machines train one model: network namespaces, each with its address, its working folder and its launcher."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -42,9 +43,9 @@ def hosts():
 
 @pytest.fixture
 def start(hosts, repository, tmp_path):
-    """Return a function that starts a recipe on both hosts, with own words on the second one."""
+    """Return a function that starts a recipe on both hosts, with own words, and code, on the second one."""
 
-    def start(recipe, *words, config=CPU, second=(), common=False):
+    def start(recipe, *words, config=CPU, second=(), common=False, code=None):
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         processes, port = [], 20000 + time.time_ns() // 10**6 % 20000
         for rank, (host, interface) in enumerate(hosts):
@@ -55,11 +56,12 @@ def start(hosts, repository, tmp_path):
             command += ["--num_machines", 2, "--num_processes", 2, "--machine_rank", rank]
             command += ["--main_process_ip", "10.77.0.1", "--main_process_port", port, repository / "scripts/train.py"]
             command += [tmp_path / "recipe.yaml", "--output", "run", *words, *(second if rank == 1 else ())]
+            paths = {} if code is None or rank == 0 else {"PYTHONPATH": str(code)}
             processes.append(
                 subprocess.Popen(
                     [str(word) for word in command],
                     cwd=folder,
-                    env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface},
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface, **paths},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -139,7 +141,12 @@ def test_a_cut_network_recovers(start, hosts, tmp_path, repository):
     assert (tmp_path / "host0/run/model/model.safetensors").exists()
 
 
-def test_different_recipes_and_lost_checkpoints_are_refused(start, tmp_path):
+def test_different_recipes_code_and_lost_checkpoints_are_refused(start, repository, tmp_path):
+    shutil.copytree(repository / "src", tmp_path / "src")
+    with open(tmp_path / "src/recnmt_hf/_version.py", "a") as file:
+        file.write("# of another commit\n")
+    for process in start(plan(), code=tmp_path / "src"):
+        assert "these differ: the code of recnmt_hf" in process.communicate(timeout=120)[0]
     for process in start(plan(), second=["training.learning_rate=0.02"]):
         assert "these differ: training.learning_rate: 0.01 -> 0.02" in process.communicate(timeout=120)[0]
     assert not (tmp_path / "host0/run").exists() and not (tmp_path / "host1/run").exists()

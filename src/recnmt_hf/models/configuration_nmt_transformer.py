@@ -147,11 +147,6 @@ class NMTTransformerConfig(Seq2SeqConfig):
         value = self.encoder_mixer if side == "encoder" else self.decoder_autoregression
         return [value] * getattr(self, f"{side}_layers") if isinstance(value, str) else list(value)
 
-    @property
-    def has_attention_alone(self) -> bool:
-        """`True` if no layer has a recurrence in place of self-attention."""
-        return {*self.mixers("encoder"), *self.mixers("decoder")} <= {"self_attention"}
-
     def cache_layer_types(self) -> list[str] | None:
         kinds = self.mixers("decoder")
         if set(kinds) <= {"self_attention"}:
@@ -160,10 +155,10 @@ class NMTTransformerConfig(Seq2SeqConfig):
 
     def baseline(self) -> "NMTTransformerConfig | None":
         """Return the Transformer with self-attention, from which recurrences can be initialized, or `None`."""
+        if {*self.mixers("encoder"), *self.mixers("decoder")} <= {"self_attention"}:
+            return None
         plain = dict.fromkeys(("decoder_autoregression", "encoder_mixer"), "self_attention")
-        return (
-            None if self.has_attention_alone else NMTTransformerConfig(**self.fields_of(NMTTransformerConfig, **plain))
-        )
+        return NMTTransformerConfig(**self.fields_of(NMTTransformerConfig, **plain))
 
     def check_values(self) -> None:
         from transformers.activations import ACT2FN  # here, since it imports all that models need
