@@ -24,7 +24,7 @@ def scores_of(texts: Sequence[str], references: Sequence[Sequence[str]], tokeniz
     """Return BLEU, chrF and TER of translations with their signatures, and BLEU's length ratio and brevity penalty."""
     bleu = sacrebleu_score(texts, references, tokenize=tokenize)
     (ratio,), (penalty,), _ = bleu_parts(counts_of([texts], references, tokenize).sum(axis=1))
-    chrf, ter = chrf_score(texts, references), ter_score(texts, references)
+    chrf, ter = chrf_score(texts, references), ter_score(texts, references, tokenize)
     return {
         "bleu": bleu.score,
         "length_ratio": float(ratio),

@@ -38,13 +38,14 @@ from recnmt_hf.data.text import read_lines
 from recnmt_hf.errors import MissingFileError, UserError, short_repr
 from recnmt_hf.families import FAMILIES, PaperTable
 from recnmt_hf.hub.card import describe_decoding, markdown_table, number
-from recnmt_hf.metrics.bleu import scores_by_length
+from recnmt_hf.metrics.bleu import bleu_tokenizer, scores_by_length
 from recnmt_hf.metrics.significance import holm
 from recnmt_hf.training.evidence import EVIDENCE, Evidence, TestScore, sum_of_lines
 from recnmt_hf.training.recipe_yaml import read_yaml
 
 
 SPEED, SCORES, TABLE = "speed.json", "scores.json", "table.csv"
+PENALTIES = "length_penalties.json"  # of a run, written by `scripts/experiments/length_penalties.py`
 # Settings of a recipe's training that all rows share: they determine how many words are read, and how often.
 BUDGET = ("max_steps", "max_tokens", "gradient_accumulation_steps", "eval_steps", "bleu_samples", "bf16", "fp16")
 # Figures of a row in `speed.json`, lists with a value for each turn, and their settings.
@@ -544,15 +545,49 @@ def table_of(rows: Sequence[Row], all_rows: Sequence[Row], names: Sequence[str] 
 
 
 def lengths_of(rows: Sequence[Row], test: str) -> str:
-    """Return a table of BLEU and length ratio by words of the source, means over seeds, as far as they are stored."""
+    """Return a table of BLEU and length ratio by length of the source, means over seeds, as far as they are stored."""
     lines: list[list[Any]] = []
+    unit = "words" if bleu_tokenizer(rows[0].evidence.languages[0]) == "13a" else "characters"
     for row in rows:
         stored = (scores["by_length"] for scores in row.scores.get(test, []) if "by_length" in scores)
         bins = list(zip(*stored, strict=True))
-        lines = lines or [["words", *(runs[0][0] for runs in bins)], ["sentences", *(runs[0][1] for runs in bins)]]
+        lines = lines or [[unit, *(runs[0][0] for runs in bins)], ["sentences", *(runs[0][1] for runs in bins)]]
         means = ([mean(run[place] for run in runs) for place in (2, 3)] for runs in bins)
         lines.append([row.label, *(f"{bleu:.2f} ({ratio:.2f})" for bleu, ratio in means)])
     return markdown_table([list(map(str, line)) for line in lines])
+
+
+def tuned_of(rows: Sequence[Row]) -> str:
+    """
+    Return a table of BLEU and length ratio with the recipe's length penalty and with the one tuned on the validation
+    set, means over seeds, for the rows whose runs all have [`PENALTIES`].
+    """
+    lines = []
+    for row in rows:
+        paths = [run.folder / PENALTIES for run in row.runs]
+        if all(path.is_file() for path in paths):
+            runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+            alpha = ", ".join(str(run["tuned_length_penalty"]) for run in runs)
+            cells = {"model": row.label, "tuned": alpha}
+            for test in ("validation", *test_names(rows)):
+                for name, title in (("recipe", runs[0]["length_penalty"]), ("tuned", "tuned")):
+                    scores = [run["sets"][test][name] for run in runs]
+                    bleu, ratio = (mean(score[key] for score in scores) for key in ("bleu", "length_ratio"))
+                    cells[f"{test}, {title}"] = f"{bleu:.2f} ({ratio:.2f})"
+            lines.append(cells)
+    return markdown_table([list(lines[0]), *(list(cells.values()) for cells in lines)])
+
+
+def curves_of(rows: Sequence[Row], points: int = 6) -> str:
+    """Return a table of validation BLEU at evenly spread steps, means over seeds of three evaluations up to each."""
+    lines, points = [], min(points, len(rows[0].runs[0].evaluations()))
+    for row in rows:
+        curves = [[point["eval_bleu"] for point in run.evaluations()] for run in row.runs]
+        ends = [len(curves[0]) * number // points for number in range(1, points + 1)]
+        means = (mean(chain(*(curve[max(end - 3, 0) : end] for curve in curves))) for end in ends)
+        lines.append([row.label, *(f"{bleu:.2f}" for bleu in means)])
+    steps = [f"{rows[0].evidence.training['steps'] * number // points:,}" for number in range(1, points + 1)]
+    return markdown_table([["steps", *steps], *lines])
 
 
 def gain_text(row: Row, baseline: Row, first: Row, test: str) -> str:
@@ -765,6 +800,8 @@ def sections_of(
         "setup": lambda _: setup_of(rows, missing_rows, stored),
         "plots": lambda _: plots_of(folder, rows),
         **{f"lengths_{test}": lambda _, test=test: lengths_of(rows, test) for test in test_names(rows)},
+        "tuned": lambda _: tuned_of(rows),
+        "curves": lambda _: curves_of(rows),
         "summary": lambda _: summary_of(rows, missing_rows, f"model_cards/{folder.name}.md"),
         "family": family,
         "verdict": lambda document: verdicts_of(claims, rows, "", document.stem),

@@ -31,7 +31,7 @@ import sacrebleu
 from recnmt_hf import Recipe, Translator
 from recnmt_hf.data.corpora import load_test_set
 from recnmt_hf.inference.options import DecodingOptions
-from recnmt_hf.metrics.bleu import bleu_metric, bleu_tokenizer
+from recnmt_hf.metrics.bleu import bleu_metric, bleu_tokenizer, ter_score
 from recnmt_hf.training.evidence import EVIDENCE, TRANSLATIONS, hardware, sum_of_lines, versions
 
 
@@ -60,7 +60,7 @@ def measure(texts: Sequence[str], references: Sequence[Sequence[str]], language:
         "brevity_penalty": round(result.bp, 4),
         "length_ratio": round(result.sys_len / result.ref_len, 4),
         "chrf": round(sacrebleu.CHRF().corpus_score(list(texts), streams).score, 3),
-        "ter": round(sacrebleu.TER().corpus_score(list(texts), streams).score, 3),
+        "ter": round(ter_score(texts, streams, bleu_tokenizer(language)).score, 3),
         "signature": str(bleu.get_signature()),
     }
 

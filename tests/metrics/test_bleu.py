@@ -10,7 +10,14 @@ import sacrebleu
 from user_errors import rejects
 
 from recnmt_hf import Bleu, ChrF, Ter, TokenizedBleu
-from recnmt_hf.metrics import bleu_tokenizer, compare_systems, sacrebleu_score, scores_by_length, tokenized_bleu_score
+from recnmt_hf.metrics import (
+    bleu_tokenizer,
+    compare_systems,
+    sacrebleu_score,
+    scores_by_length,
+    ter_score,
+    tokenized_bleu_score,
+)
 
 
 HYPOTHESES = ["the cat sat on the mat", "a dog barks at the old man", "he sees it", "rain falls in the night"]
@@ -130,6 +137,13 @@ def test_tokenizer_of_bins_and_significance():
     first, _ = compare_systems({"a": hypotheses, "b": references}, references, samples=10, tokenize="zh")
     assert everything[2].score == first.score == score != sacrebleu_score(hypotheses, references).score
     assert "tok:zh" in everything[2].signature and "tok:zh" in first.signature
+
+
+def test_ter_counts_characters_of_languages_without_spaces():
+    references, hypotheses = ["孙亮，字子明，是孙权的小儿子。"], ["孙亮，字子明，是孙权的大儿子。"]
+    score = ter_score(hypotheses, references, "zh")
+    assert score.score == pytest.approx(100 / 15) and "asian:yes" in score.signature
+    assert ter_score(hypotheses, references).score == 100
 
 
 def test_tokenizers_that_cannot_be_used(monkeypatch):

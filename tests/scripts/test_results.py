@@ -21,7 +21,7 @@ SIGNATURE = sacrebleu_score(REFERENCES, REFERENCES).signature
 ROWS = "plain:\nON-LSTM: {model.type: onlstm_transformer}\ntwo*: {model.type: gret}\nlater: {model.type: rnmt}\n"
 PAGE = "".join(
     f"<!-- results: small {name} -->\nold\n<!-- end -->\n"
-    for name in ("table", "lengths_set", "setup", "plots", "summary")
+    for name in ("table", "lengths_set", "tuned", "curves", "setup", "plots", "summary")
 )
 
 
@@ -94,6 +94,11 @@ def root(tmp_path):
         add_run(tmp_path, "plain", seed, wrong, "nmt_transformer", 1.0, [10.0, 20.0, 30.0, 25.0 + seed])
         add_run(tmp_path, "on_lstm", seed, wrong - 6, "onlstm_transformer", 2.0, [15.0, 28.0, 36.0, 40.0])
     add_run(tmp_path, "two", 1, 0, "gret", 2.0, [11.0, 21.0, 41.0, 42.0], first_steps=200)
+    for seed in (1, 2):
+        measured = {"recipe": {"bleu": 20.0 + seed, "length_ratio": 0.9}, "tuned": {"bleu": 21.0, "length_ratio": 1.0}}
+        penalties = {"length_penalty": 0.6, "tuned_length_penalty": 1.0 + seed}
+        place = tmp_path / f"model_cards/evidence/small/plain-{seed}/length_penalties.json"
+        place.write_text(json.dumps({**penalties, "sets": dict.fromkeys(("validation", "set"), measured)}))
     add_speeds(tmp_path / "model_cards/evidence/small", plain=10, on_lstm=4)
     (tmp_path / "model_cards/small.md").write_text(PAGE)
     (tmp_path / "model_cards/gret.md").write_text("<!-- results: small family -->\n<!-- end -->\n")
@@ -128,6 +133,10 @@ def test_everything_comes_from_the_evidence(root, capsys):
     assert sentences == {"words": "sentences", "(0, 5]": "7", "(5, 10]": "5"}
     bleu = [sacrebleu_score(translations(wrong)[7:], REFERENCES[7:]).score for wrong in (8, 10)]
     assert plain_lengths["(5, 10]"] == f"{sum(bleu) / 2:.2f} (1.00)"
+    (tuned,) = table_in(text, "tuned")
+    assert list(tuned.values()) == ["plain", "2.0, 3.0", *["21.50 (0.90)", "21.00 (1.00)"] * 2]
+    curve = {"steps": "plain", "100": "10.00", "200": "15.00", "300": "20.00", "400": "25.50"}
+    assert table_in(text, "curves")[0] == curve
     assert [row["sentences/s"] for row in (plain, onlstm, two)] == ["11.0", "5.0", ""]
     assert [row["training tokens/s"] for row in (plain, onlstm, two)] == ["1,000", "400", ""]
     assert "Speeds: random weights" in text

@@ -216,7 +216,7 @@ def measure(
             metrics.sacrebleu_score(*texts, tokenize=args.tokenize, samples=args.samples),
             metrics.sacrebleu_score(*texts, lowercase=True, tokenize=args.tokenize),
             metrics.chrf_score(*texts),
-            *([] if args.no_ter else [metrics.ter_score(*texts)]),
+            *([] if args.no_ter else [metrics.ter_score(*texts, args.tokenize)]),
             metrics.tokenized_bleu_score(*texts, language=args.language),
             metrics.tokenized_bleu_score(*texts, lowercase=True, language=args.language),
         ]

@@ -127,9 +127,10 @@ def chrf_score(hypotheses: Sequence[str], references: References) -> MetricScore
     return score_with(sacrebleu.CHRF(), "chrF2", hypotheses, references)
 
 
-def ter_score(hypotheses: Sequence[str], references: References) -> MetricScore:
-    """Compute TER (Snover et al., 2006) of `hypotheses` against sets of `references`; lower is better."""
-    return score_with(sacrebleu.TER(), "TER", hypotheses, references)
+def ter_score(hypotheses: Sequence[str], references: References, tokenize: str | None = None) -> MetricScore:
+    """Compute TER (Snover et al., 2006; lower is better), of characters if `tokenize` is BLEU's for such languages."""
+    asian = tokenize in TOKENIZERS
+    return score_with(sacrebleu.TER(normalized=asian, asian_support=asian), "TER", hypotheses, references)
 
 
 @cache
@@ -163,9 +164,8 @@ def tokenized_bleu_score(
         tokenize = partial(moses_tokenizer(code).tokenize, return_str=True, escape=False)
         hypotheses, *streams = (list(map(tokenize, lines)) for lines in (hypotheses, *streams))
     metric = sacrebleu.BLEU(lowercase=lowercase, tokenize="none", smooth_method="none", force=True)
-    name = "tokenized BLEU" + (" (case-insensitive)" if lowercase else "")
-    result = score_with(metric, name, hypotheses, streams)
-    return MetricScore(name, result.score, f"{result.signature}|pretok:{f'moses-{code}' if code else 'none'}")
+    result = score_with(metric, "tokenized BLEU" + (" (case-insensitive)" if lowercase else ""), hypotheses, streams)
+    return MetricScore(result.name, result.score, f"{result.signature}|pretok:{f'moses-{code}' if code else 'none'}")
 
 
 def scores_by_length(
