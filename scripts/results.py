@@ -27,6 +27,7 @@ from typing import Any
 
 
 sys.path += [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent / "experiments")]
+from length_penalties import RESULT as PENALTIES
 from measures import gain_of, marks_of, scores_of
 from sweep import read_rows
 
@@ -45,7 +46,6 @@ from recnmt_hf.training.recipe_yaml import read_yaml
 
 
 SPEED, SCORES, TABLE = "speed.json", "scores.json", "table.csv"
-PENALTIES = "length_penalties.json"  # of a run, written by `scripts/experiments/length_penalties.py`
 # Settings of a recipe's training that all rows share: they determine how many words are read, and how often.
 BUDGET = ("max_steps", "max_tokens", "gradient_accumulation_steps", "eval_steps", "bleu_samples", "bf16", "fp16")
 # Figures of a row in `speed.json`, lists with a value for each turn, and their settings.
@@ -562,7 +562,7 @@ def tuned_of(rows: Sequence[Row]) -> str:
     Return a table of BLEU and length ratio with the recipe's length penalty and with the one tuned on the validation
     set, means over seeds, for the rows whose runs all have [`PENALTIES`].
     """
-    lines = []
+    lines: list[dict[str, str]] = []
     for row in rows:
         paths = [run.folder / PENALTIES for run in row.runs]
         if all(path.is_file() for path in paths):

@@ -128,7 +128,7 @@ def chrf_score(hypotheses: Sequence[str], references: References) -> MetricScore
 
 
 def ter_score(hypotheses: Sequence[str], references: References, tokenize: str | None = None) -> MetricScore:
-    """Compute TER (Snover et al., 2006) of `hypotheses` against `references`, by characters if BLEU's `tokenize` is."""
+    """Compute TER (Snover et al., 2006) of `hypotheses` against `references`; with `tokenize="zh"`, of characters."""
     asian = tokenize in TOKENIZERS
     return score_with(sacrebleu.TER(normalized=asian, asian_support=asian), "TER", hypotheses, references)
 
