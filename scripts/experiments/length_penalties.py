@@ -9,8 +9,8 @@ rescored with each exponent alpha of the grid (log-probability / ((5 + length) /
 validation BLEU is used in a real search of all sets. The folder of a run, or with `--store` its folder of evidence
 (`ROW-SEED`, with `evidence.json` and the translations of the test sets), then has:
 
-- `length_penalties.json`: the settings, the tuned alpha, and for each set BLEU, brevity penalty, length ratio, chrF and
-  TER of each decoding;
+- `length_penalties.json`: the settings, the tuned alpha, and for each set BLEU, brevity penalty and length ratio of
+  each decoding, with chrF and TER of both searches;
 - `translations/SET.LANG` and `translations/SET.tuned.LANG`: translations with the recipe's and the tuned alpha;
 - `nbest/SET.jsonl.gz`: for each sentence the hypotheses that are best for some alpha from 0 to 3, each as its number of
   tokens, log-probability and text, so that scores for other grids need no model.
@@ -50,18 +50,25 @@ def choose(hypotheses: Sequence[Scored], alpha: float) -> Scored:
     return max(hypotheses, key=lambda one: one[1] / ((5 + one[0]) / 6) ** alpha)
 
 
-def measure(texts: Sequence[str], references: Sequence[Sequence[str]], language: str) -> dict[str, Any]:
-    """Return the scores of translations with what BLEU says of their length."""
-    streams = [list(one) for one in references]
+def bleu_and_length(texts: Sequence[str], references: Sequence[Sequence[str]], language: str) -> dict[str, Any]:
+    """Return BLEU and what it says of the length of translations."""
     bleu = bleu_metric(tokenize=bleu_tokenizer(language))
-    result = bleu.corpus_score(list(texts), streams)
+    result = bleu.corpus_score(list(texts), [list(one) for one in references])
     return {
         "bleu": round(result.score, 3),
         "brevity_penalty": round(result.bp, 4),
         "length_ratio": round(result.sys_len / result.ref_len, 4),
+        "signature": str(bleu.get_signature()),
+    }
+
+
+def all_scores(texts: Sequence[str], references: Sequence[Sequence[str]], language: str) -> dict[str, Any]:
+    """Return BLEU, length, chrF and TER of translations."""
+    streams = [list(one) for one in references]
+    return {
+        **bleu_and_length(texts, references, language),
         "chrf": round(sacrebleu.CHRF().corpus_score(list(texts), streams).score, 3),
         "ter": round(ter_score(texts, streams, bleu_tokenizer(language)).score, 3),
-        "signature": str(bleu.get_signature()),
     }
 
 
@@ -100,11 +107,13 @@ def decode_run(run: Path, target: Path) -> None:
         scores[name] = {
             "sentences": len(sources),
             "source_sha256": sum_of_lines(sources),
-            "recipe": measure(texts, references, language),
+            "recipe": all_scores(texts, references, language),
         }
         lists[name] = translate(translator, sources, wide, tags[name])
         grid = {alpha: [choose(one, alpha)[2] for one in lists[name]] for alpha in GRID}
-        scores[name]["rescored"] = {str(alpha): measure(lines, references, language) for alpha, lines in grid.items()}
+        scores[name]["rescored"] = {
+            str(alpha): bleu_and_length(lines, references, language) for alpha, lines in grid.items()
+        }
         kept = [
             sorted({choose(one, alpha) for alpha in FINE}, key=lambda hypothesis: hypothesis[0]) for one in lists[name]
         ]
@@ -118,7 +127,7 @@ def decode_run(run: Path, target: Path) -> None:
         with_tuned = replace(options, length_penalty_type="vaswani", length_penalty=tuned)
         texts = [one[0][2] for one in translate(translator, sources, with_tuned, tags[name])]
         write_text(target / TRANSLATIONS / f"{name}.tuned.{language}", texts)
-        scores[name]["tuned"] = measure(texts, references, language)
+        scores[name]["tuned"] = all_scores(texts, references, language)
     result = {
         "beams": options.beams,
         "length_penalty_type": options.length_penalty_type,
