@@ -96,10 +96,10 @@ def test_on_lstm(on_gpu, chunk_size, size, length, bidirectional, dtype):
 CASES = {
     "RNNsearch*": ("RNMT", {"relation_layers": 0}, 63, 2),
     "RNNsearch* of one word": ("RNMT", {"relation_layers": 0}, 1, 1),
-    "RNNsearch": ("RNMT", {"relation_layers": 0, "decoder_type": "rnnsearch"}, 2, 27),
+    "RNNsearch": ("RNMT", {"relation_layers": 0, "decoder_type": "rnnsearch"}, 2, 11),
     "VRNMT": ("VRNMT", {}, 27, 2),
     "VRNMT on RNNsearch": ("VRNMT", {"decoder_type": "rnnsearch"}, 5, 4),
-    "a latent variable of the sentence": ("VRNMT", {"latent_level": "sentence"}, 2, 27),
+    "a latent variable of the sentence": ("VRNMT", {"latent_level": "sentence"}, 2, 11),
     "SSRU": ("NMTTransformer", {"decoder_autoregression": "ssru"}, 2, 63),
     "BiARN": ("BiARNTransformer", {}, 27, 2),
 }
