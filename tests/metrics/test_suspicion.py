@@ -22,5 +22,11 @@ def test_each_fault_is_one_sentence(hypotheses, fault):
     assert fault in next(suspicions(hypotheses, REFERENCES, SOURCES))
 
 
+def test_texts_without_spaces_need_their_language():
+    texts = ["农夫有一条狗。", "她读书。"]
+    assert "language" in next(suspicions(texts, texts, tokenize="13a"))
+    assert list(suspicions(texts, texts, tokenize="zh")) == list(suspicions(SOURCES, SOURCES, tokenize="13a")) == []
+
+
 def test_good_translations_and_equal_sources_raise_no_suspicion():
     assert [*suspicions(REFERENCES, REFERENCES, SOURCES), *suspicions(["yes"] * 20, ["yes"] * 20, ["ja"] * 20)] == []

@@ -191,7 +191,7 @@ def run_evaluate(args: argparse.Namespace) -> None:
             json.dump(report, out, indent=2, ensure_ascii=False)
     print("\n".join(shown))
     for system, hypotheses in systems.items():
-        for suspicion in suspicions(hypotheses, references, source):
+        for suspicion in suspicions(hypotheses, references, source, options.get("tokenize")):
             print(f"Warning: {system}: {suspicion}", file=sys.stderr)
 
 

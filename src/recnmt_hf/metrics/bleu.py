@@ -65,8 +65,7 @@ def score_with(
     score = MetricScore(name, result.score, str(metric.get_signature()))
     if isinstance(metric, sacrebleu.BLEU):
         score.length_ratio, score.brevity_penalty = result.sys_len / max(result.ref_len, 1), result.bp
-    if samples > 1:
-        score.interval = result._ci
+    score.interval = result._ci if samples > 1 else None
     return score
 
 
@@ -205,8 +204,7 @@ def scores_by_length(
     lengths = list(map(length or count_words, sources))
     bins, score = [], score or partial(sacrebleu_score, tokenize=tokenize)
     for low, high in itertools.pairwise([-1 if 0 in lengths else 0, *edges, math.inf]):
-        rows = [i for i, count in enumerate(lengths) if low < count <= high]
-        if rows:
+        if rows := [i for i, count in enumerate(lengths) if low < count <= high]:
             part = score([hypotheses[i] for i in rows], [[stream[i] for i in rows] for stream in streams])
             bins.append((f"({low}, {high}]" if low >= 0 else f"[0, {high}]", len(rows), part))
     return bins

@@ -8,9 +8,9 @@ from .bleu import References, reference_sets
 
 
 def suspicions(
-    hypotheses: Sequence[str], references: References, sources: Sequence[str] | None = None
+    hypotheses: Sequence[str], references: References, sources: Sequence[str] | None = None, tokenize: str | None = None
 ) -> Iterator[str]:
-    """Yield a warning for each fault: nearly constant output, copies of sources, and wrong lengths."""
+    """Yield a warning for each fault: wrong tokenizer, nearly constant output, copies of sources, wrong lengths."""
     first, count = reference_sets(hypotheses, references)[0], len(hypotheses)
     frequent = sum(number for _, number in Counter(hypotheses).most_common(3))
     if len(set(sources or first)) > 6 and 2 * frequent > count:
@@ -20,6 +20,8 @@ def suspicions(
         if 4 * copied > count:
             yield f"{copied} of {count} translations are copies of their sources."
     lengths = [(count_words(one), count_words(reference)) for one, reference in zip(hypotheses, first, strict=True)]
+    if tokenize == "13a" and sum(other for _, other in lengths) > 2 * len(" ".join(first).split()):
+        yield "the references have no spaces between words; BLEU needs their language."
     shorter, longer = sum(2 * own < other for own, other in lengths), sum(own > 2 * other for own, other in lengths)
     for text, number in (("shorter than half", shorter), ("longer than twice", longer)):
         if 4 * number > count:
