@@ -791,14 +791,15 @@ def sections_of(
         fields = (row.evidence.recipe or {}).get("model", {}).get("fields", {})
         return not fields.keys().isdisjoint(("encoder_mixer", "decoder_autoregression"))
 
-    def some(own: list[Row]) -> str:
+    def table_with_baseline(own: list[Row]) -> str:
         if not own:
             return "None of them has been trained in this comparison yet."
         names = ("model", "seeds", "parameters", "BLEU", "p ", "sentences/s")
         return table_of(list({row.name: row for row in [rows[0], *own]}.values()), rows, names)
 
     def family(document: Path) -> str:
-        return some([row for row in rows if row.evidence.model["type"] == document.stem and not has_recurrence(row)])
+        own = [row for row in rows if row.evidence.model["type"] == document.stem]
+        return table_with_baseline([row for row in own if not has_recurrence(row)])
 
     return {
         "table": lambda _: table_of(rows, rows, COLUMNS),
@@ -810,7 +811,7 @@ def sections_of(
         "curves": lambda _: curves_of(rows),
         "summary": lambda _: summary_of(rows, missing_rows, f"model_cards/{folder.name}.md"),
         "family": family,
-        "recurrences": lambda _: some([row for row in rows if has_recurrence(row)]),
+        "recurrences": lambda _: table_with_baseline([row for row in rows if has_recurrence(row)]),
         "verdict": lambda document: verdicts_of(claims, rows, "", document.stem),
         "verdicts": lambda document: verdicts_of(
             claims, rows, "" if document.parent.name == "model_cards" else "model_cards/"

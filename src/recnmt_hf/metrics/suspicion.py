@@ -21,7 +21,7 @@ def suspicions(
             yield f"{copied} of {count} translations are copies of their sources."
     lengths = [(count_words(one), count_words(reference)) for one, reference in zip(hypotheses, first, strict=True)]
     if tokenize == "13a" and sum(other for _, other in lengths) > 2 * len(" ".join(first).split()):
-        yield "the references have no spaces between words; BLEU needs their language."
+        yield "the references have no spaces between words; BLEU needs their --language."
     shorter, longer = sum(2 * own < other for own, other in lengths), sum(own > 2 * other for own, other in lengths)
     for text, number in (("shorter than half", shorter), ("longer than twice", longer)):
         if 4 * number > count:
