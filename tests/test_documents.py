@@ -2,14 +2,21 @@
 
 import importlib
 import logging
+import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
-from recnmt_hf.commands.main import build_parser, main, parse
+import recnmt_hf
+from recnmt_hf.commands.main import COMMANDS, build_parser, main, parse
+
+
+LINK = re.compile(r"\]\(([^)]*)\)")
 
 
 # Options that make the commands of the README fast enough for a test.
@@ -112,7 +119,38 @@ def test_commands_run_in_order(repository, tmp_path, monkeypatch, capsys, cards_
 
 
 def test_links_lead_somewhere(repository):
+    """Relative links name files that exist, and headings that their pages have."""
     for document in documents(repository):
-        for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
-            if not target.startswith("http"):
-                assert (document.parent / target).exists(), (document.name, target)
+        for link in LINK.findall(document.read_text()):
+            target, _, anchor = link.partition("#")
+            if link.startswith("http"):
+                continue
+            page = document.parent / target if target else document
+            assert page.exists(), (document.name, target)
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+                slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+                assert anchor in slugs, (document.name, target, anchor)
+
+
+def test_commands_are_listed_as_in_help(repository):
+    page = (repository / "src/recnmt_hf/commands/README.md").read_text()
+    assert re.findall(r"^\| `recnmt (\w+)` \|", page, flags=re.MULTILINE) == list(COMMANDS)
+
+
+def test_links_of_the_published_readme_are_absolute(repository, tmp_path):
+    """On PyPI a page has no files beside it."""
+    shutil.copy(repository / "README.md", tmp_path)
+    steps = yaml.safe_load((repository / ".github/workflows/release.yml").read_text())["jobs"]["build"]["steps"]
+    (rewrite,) = (step["run"] for step in steps if "sed" in step.get("run", ""))
+    subprocess.run(["bash", "-ec", rewrite], cwd=tmp_path, env={**os.environ, "GITHUB_REF_NAME": "v9"}, check=True)
+    place = "https://github.com/recnmt-hf/recnmt_hf"
+    before, after = (LINK.findall((folder / "README.md").read_text()) for folder in (repository, tmp_path))
+    for target, absolute in zip(before, after, strict=True):
+        kind = "raw" if target.endswith(".svg") else "blob"
+        assert absolute == (target if target.startswith("https:") else f"{place}/{kind}/v9/{target}")
+
+
+def test_citation_names_this_version(repository):
+    citation = yaml.safe_load((repository / "CITATION.cff").read_text())
+    assert citation["version"] == recnmt_hf.__version__ and citation["date-released"]

@@ -122,7 +122,7 @@ def test_scores_and_test_sets_do_not_split_lines(translator, sentences, monkeypa
     assert "1 of 1 references are longer than max_length_factor and max_length_extra allow" in capsys.readouterr().err
     assert seen == [whole] and "split_sentences" not in score.decoding
     assert found == [translator(text, split_sentences="never", **OPTIONS)[0].text]
-    expected = sum(translator.score_tokens([whole], [translator.encode_target("Ja.")])[0])
+    expected = sum(translator.score_tokens([whole], [translator.encode_target("Ja.")], 4096)[0])
     assert translator.score([text], ["Ja."])[0].log_prob == pytest.approx(expected, abs=1e-9)
 
 

@@ -48,9 +48,9 @@ def test_scores_and_alignments_never_hold_the_logits_of_a_batch(any_family, corp
     for one, other in zip(parts, whole, strict=True):
         assert one.token_log_probs == pytest.approx(other.token_log_probs, abs=1e-5)
     ids = list(map(any_family.encode_source, sources)), list(map(any_family.encode_target, targets))
-    expected = any_family.align_tokens(*ids)
+    expected = any_family.align_tokens(*ids, None, 4096)
     monkeypatch.setattr(type(any_family.model), "forward", None)
-    assert any_family.align_tokens(*ids) == expected
+    assert any_family.align_tokens(*ids, None, 4096) == expected
 
 
 def test_long_sentences_are_rejected_or_split(translator, sentences):

@@ -174,7 +174,7 @@ def run_align(args: argparse.Namespace) -> None:
     has_texts = args.model is None or files == (0 if args.text else 2)
     if (args.links is None) == (args.model is None) or (args.links and not args.gold) or not has_texts:
         raise UserError("Pass a model with either --source and --target or --text, or --links with --gold.")
-    options = arguments.read_options(DecodingOptions, args, arguments.LANGUAGES)
+    options = arguments.read_options(DecodingOptions, args, ["max_tokens", *arguments.LANGUAGES])
     gold = None if args.gold is None else read_links(args.gold)
     if args.links is not None and gold is not None:
         print(alignment_error_rate([links.possible for links in read_links(args.links)], gold))
@@ -203,7 +203,7 @@ def run_align(args: argparse.Namespace) -> None:
         translator = arguments.load_translator(args)
         for chunk in chunks(arguments.progress(pairs, "pairs", len(pairs), out)):
             texts = [pair.source for pair in chunk], [pair.target for pair in chunk]
-            choice, first = (args.alignment_layer, args.head, args.max_tokens), len(links) + 1
+            choice, first = (args.alignment_layer, args.head), len(links) + 1
             for number, alignment in enumerate(align_pairs(translator, *texts, *choice, options, first), start=first):
                 links.append(set(alignment.links))
                 if out is not None:

@@ -318,13 +318,13 @@ class Translator:
         log_probs = self.score_tokens(source_ids, target_ids, options.max_tokens)
         return [SentenceScore(sum(row) / max(len(row), 1) ** penalty, sum(row), row) for row in log_probs]
 
-    def score_tokens(self, sources: TokenRows, targets: TokenRows, max_tokens: int = 4096) -> list[list[float]]:
+    def score_tokens(self, sources: TokenRows, targets: TokenRows, max_tokens: int) -> list[list[float]]:
         """Return the log-probability of each target token, in batches of `max_tokens`; 0 for tokens that are given."""
         rows = run_batches(self.backend.score, sources, targets, max_tokens)
         return [[0.0] * target.given + row[target.given :] for target, row in zip(targets, rows, strict=True)]
 
     def align_tokens(
-        self, sources: TokenRows, targets: TokenRows, layer: int | str | None = None, max_tokens: int = 4096
+        self, sources: TokenRows, targets: TokenRows, layer: int | str | None, max_tokens: int
     ) -> list[list[tuple[int, int]]]:
         """Return links between tokens, at most one for each target token; the rule is that of [`align_pairs`]."""
         attention = self.attention(sources, targets, layer, None, max_tokens)
@@ -357,7 +357,6 @@ def align_pairs(
     targets: Sequence[str],
     layer: int | str | None = None,
     head: int | None = None,
-    max_tokens: int = 4096,
     options: DecodingOptions | None = None,
     first: int = 1,
 ) -> Iterator[WordAlignment]:
@@ -370,17 +369,17 @@ def align_pairs(
         sources, targets (sequence of `str`): Text whose words are separated by spaces; sources as in
             [`Translator.score`].
         layer (`int` or `"mean"`, *optional*), head (`int`, *optional*): As in [`choose_attention`].
-        max_tokens (`int`, *optional*, defaults to 4096): Tokens of a batch.
-        options ([`DecodingOptions`], *optional*): The languages, for a model of several.
+        options ([`DecodingOptions`], *optional*): Batch size, and the languages for a model of several.
         first (`int`, *optional*, defaults to 1): Number of the first pair in messages.
 
     Raises:
         ValueError: A sentence is empty, or the model does not attend to source words.
     """
     places = [f"Pair {number}" for number in range(first, first + len(sources))]
-    pairs = translator.codec.encode_pairs(sources, targets, options or DecodingOptions(), places, with_words=True)
+    options = options or DecodingOptions()
+    pairs = translator.codec.encode_pairs(sources, targets, options, places, with_words=True)
     rows = [pair.source for pair in pairs], [pair.target for pair in pairs]
-    for i, weights in enumerate(translator.attention(*rows, layer, head, max_tokens)):
+    for i, weights in enumerate(translator.attention(*rows, layer, head, options.max_tokens)):
         words, translated = str(sources[i]).split(), targets[i].split()
         sizes = len(words), len(translated)
         matrix = word_matrix(weights, pairs[i].source_words, pairs[i].target_words, sizes)
