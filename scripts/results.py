@@ -521,7 +521,7 @@ def cells_of(row: Row, rows: Sequence[Row]) -> dict[str, str]:
 
 
 # First words of the columns of a whole table; the others are in its CSV file.
-COLUMNS = ("model", "seeds", "BLEU", "chrF", "TER", "p ", "recipe", "training tokens/s", "sentences/s")
+COLUMNS = ("model", "seeds", "parameters", "BLEU", "chrF", "TER", "p ", "recipe", "sentences/s")
 
 
 def differing_settings(row: Row, first: Row) -> str:
@@ -568,7 +568,7 @@ def tuned_of(rows: Sequence[Row]) -> str:
         if all(path.is_file() for path in paths):
             runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
             alpha = ", ".join(str(run["tuned_length_penalty"]) for run in runs)
-            cells = {"model": row.label, "tuned": alpha}
+            cells = {"model": row.label, "penalty": alpha}
             for test in ("validation", *test_names(rows)):
                 for name, title in (("recipe", runs[0]["length_penalty"]), ("tuned", "tuned")):
                     scores = [run["sets"][test][name] for run in runs]
@@ -673,7 +673,7 @@ def setup_of(rows: Sequence[Row], missing_rows: Sequence[str], stored: Mapping[s
         lines += [f"{settings.format(**speed)}, on {hardware}." for hardware, speed in speeds.items()]
     lines.append(f"Versions: {listed}.")
     if missing_rows:
-        lines.append(f"Without runs yet: {', '.join(missing_rows)}.")
+        lines.append(f"Not run yet: {'; '.join(missing_rows)}.")
     return "\n".join(f"- {line}" for line in lines)
 
 
@@ -761,8 +761,7 @@ def plots_of(folder: Path, rows: Sequence[Row]) -> str:
         names = hardware_of(rows, values)
         lines += [f"![BLEU over {title}]({folder.parent.name}/{folder.name}/{file})"] if names else []
         if without := [row.label for row in rows if not names or names[0] not in values(row)]:
-            of = "every model" if not names else f"{'; '.join(without)} on this hardware"
-            lines.append(f"No {title} of {of}.")
+            lines.append(f"Without {title}: {'; '.join(without) if names else 'all models'}.")
     return "\n\n".join(lines)
 
 
@@ -798,7 +797,9 @@ def sections_of(
         return table_of(list({row.name: row for row in [rows[0], *own]}.values()), rows, names)
 
     def family(document: Path) -> str:
-        own = [row for row in rows if row.evidence.model["type"] == document.stem]
+        baselines = {claim.baseline for claim in claims if claim.family == document.stem}
+        own = [row for row in rows if row.evidence.model["type"] == document.stem or row.name in baselines]
+
         return table_with_baseline([row for row in own if not has_recurrence(row)])
 
     return {

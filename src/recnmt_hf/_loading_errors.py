@@ -44,7 +44,7 @@ def read_bounded(file: IO[bytes], name: str, most: int = MAX_BYTES) -> bytes:
     while part := file.read(2**20):
         most -= len(part)
         if most < 0:
-            raise UserError(f"{name} is larger than any file of this kind, or expands to more.", field=name)
+            raise UserError(f"{name} is larger than any file of this kind, perhaps after decompression.", field=name)
         parts.append(part)
     return b"".join(parts)
 

@@ -210,7 +210,7 @@ def test_the_command_prints_what_was_removed(tmp_path, capsys):
         read, *removed, kept = map(int, row[1:])
         assert read - sum(removed) == kept and removed[1] > 0
     assert main([*command, "tokenizer.kind=bpe"]) == 2
-    assert "has data that was prepared with other" in capsys.readouterr().err
+    assert "has data prepared with other" in capsys.readouterr().err
 
 
 # Its streams of the CPU record no events.

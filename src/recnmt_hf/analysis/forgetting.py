@@ -1,4 +1,4 @@
-"""What the recurrences in place of self-attention keep and write at each token."""
+"""Shares that recurrences in place of self-attention keep and write at each token."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -25,7 +25,7 @@ def add_inspect(parser: arguments.Parser) -> None:
     add = parser.group("view")
     names = [subject.name for subject in SUBJECTS.values()]
     add("--subject", choices=names, help=f"{subjects} (default: the subject of the model's family)")
-    layer = "layer, counted from 0 (default: 0 for attention and relations, the top layer for global and tree)"
+    layer = "layer, counted from 0 (default: top for global and tree, else 0); ignored for forgetting and positions"
     add("--layer", type=arguments.whole(0), help=layer)
     add("--head", type=arguments.whole(0), help="attention head, counted from 0 (default: mean of all heads)")
     add("--direction", choices=("forward", "backward"), help="direction of the ON-LSTM (default: forward)")

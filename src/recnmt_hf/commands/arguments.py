@@ -166,7 +166,7 @@ def add_device_arguments(parser: Parser) -> None:
     types = ("float32", "bfloat16", "float16", "fastest")
     fastest = "fastest: bfloat16 if the processor or GPU has instructions for it, else float32"
     add("--dtype", choices=types, help=f"data type of the weights; {fastest} (default: as saved)")
-    add("--quantization", choices=("int8",), help="quantize the weights (CPU only): faster, slightly less exact")
+    add("--quantization", choices=("int8",), help="quantize the weights (CPU only); faster only with AVX512_VNNI")
     add("--trust-remote-code", action="store_true", help="run Python code from the model's folder or repository")
 
 

@@ -19,14 +19,14 @@ from . import arguments
 EXCLUDED = ("num_hypotheses", "alignments", "alignment_layer", *TEXT_OPTIONS)
 OPTIONS = [name for name in arguments.DECODING if name not in EXCLUDED]
 ROUGE_UNITS = ("words", "characters", "english")
-ROUGE_HELP = "F1 of ROUGE-1, -2 and -L on these units instead of BLEU; english: stemmed words of the letters a to z"
+ROUGE_HELP = "report ROUGE-1, -2 and -L F1 instead of BLEU, over words, characters or stemmed a-z words (english)"
 
 
 def add_test(parser: arguments.Parser) -> None:
     add = parser.group("input and output")
     add("model", help="folder of a run or a trained model, in which scores and translations are written")
     sets = "name, sources and references (one file or several) of a test set; repeat for several sets"
-    names, pair = ("NAME", "SOURCE REFERENCE [REFERENCE ...]"), ("SOURCE", "REFERENCE")
+    names, pair = ("NAME SOURCE REFERENCE", "REFERENCE"), ("SOURCE REFERENCE", "REFERENCE")
     add("--set", nargs="+", action="append", required=True, metavar=names, help=sets)
     trees = f"name of a test set, and a {arguments.TREES_HELP}; repeat for several sets"
     add("--source-trees", nargs=2, action="append", default=[], metavar=("NAME", "FILE"), help=trees)
@@ -124,16 +124,16 @@ def add_evaluate(parser: arguments.Parser) -> None:
     add("--source", "-s", help="file of source sentences; adds BLEU (or ROUGE-L) by source length")
     add("--length-edges", type=whole(1), nargs="+", default=[15, 30, 45], help="upper limits of source-length bins")
     add("--examples", type=whole(0), default=0, help="print N sentences and their translations")
-    add("--json", help="JSON file for all figures (default: none)")
+    add("--json", help="write all scores to this JSON file")
     add = parser.group("metrics")
     add("--rouge", choices=ROUGE_UNITS, help=ROUGE_HELP)
     add("--tokenize", help="sacrebleu's tokenizer: 13a, zh, ja-mecab, char, none, ... (default: that of --language)")
-    language = "language code of the translations, by which texts are tokenized (default: 13a for BLEU, else none)"
+    language = "language of the translations, which selects the tokenizer (default: none; BLEU then uses 13a)"
     add("--language", help=language)
     add("--no-ter", action="store_true", help="omit TER, which is slow on long sentences")
     tests = ("bootstrap", "randomization", "sign", "both", "all")
     add = parser.group("significance")
-    add("--significance", choices=tests, default="both", help="significance test; both: bootstrap and randomization")
+    add("--significance", choices=tests, default="both", help="significance test; both: all but sign")
     add("--test", dest="significance", choices=tests, default="both", help=argparse.SUPPRESS)
     add("--samples", type=whole(1), default=1000, help="samples of the significance test")
 

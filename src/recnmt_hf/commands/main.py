@@ -205,7 +205,7 @@ def explain(error: Exception) -> tuple[str, int]:
     is_of_library = type(error).__module__.partition(".")[0] not in ("builtins", "recnmt_hf")
     is_value = isinstance(error, ValueError) and not frame.f_globals["__name__"].startswith("recnmt_hf")
     if isinstance(error, RuntimeError) and re.search(r"gloo|NCCL", str(error)):
-        return f"Another process of the run has ended, or the network is down ({reason}).", USER_ERROR
+        return f"Another process ended, or the network failed; restart with --resume ({reason}).", USER_ERROR
     if isinstance(error, OSError) and error.strerror:
         reason = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
     elif not (isinstance(error, OSError) or is_memory or is_of_library or is_value):

@@ -32,8 +32,8 @@ def add_publish(parser: Parser) -> None:
     add("--notes", help="Markdown file to insert below the scores of the card")
     add("--template", help="Jinja template of the card (default: the package's own)")
     add, add_visibility, add_commit = parser.group("upload"), parser.exclusive("upload"), parser.exclusive("upload")
-    add_visibility("--private", action="store_true", default=None, help="create the repository as private")
-    add_visibility("--public", dest="private", action="store_false", help="create the repository as public")
+    add_visibility("--private", action="store_true", default=None, help="create a private repository")
+    add_visibility("--public", dest="private", action="store_false", help="create a public repository (default)")
     add("--branch", help="branch of the upload, created if it does not exist (default: main)")
     add_commit("--pull-request", action="store_true", help="open a pull request instead of committing")
     add_commit("--tag", help="tag for the commit, e.g. v1.0")
@@ -81,7 +81,7 @@ def add_convert(parser: Parser) -> None:
     add("model", help=f"{MODEL_HELP}, to export; {source}")
     parser.add_output(help="a new folder; for --to marian a file NAME.npz, beside which its other files are written")
     formats = "format of an export: onnx (all families), or for base Transformers ctranslate2, marianmt or marian "
-    formats += "(default: by the end of the output's name: onnx, ct2, ctranslate2, marianmt or .npz)"
+    formats += "(default: from the suffix of --output: onnx, ct2, ctranslate2, marianmt or .npz)"
     add("--to", choices=FORMATS, help=formats)
     add("--format", dest="to", choices=FORMATS, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add("--quantization", default="float32", help="data type for ctranslate2: float32, int8, float16, bfloat16, ...")
@@ -101,7 +101,7 @@ def run_convert(args: argparse.Namespace) -> None:
         return path.endswith((".npz", ".bin")) and not os.path.isdir(path)
 
     if is_file(args.model) == (args.vocabs is None) or (args.config is not None and args.vocabs is None):
-        message = f"{args.model}: a .npz or .bin file requires --vocabs; other models exclude --vocabs and --config."
+        message = f"{args.model}: --vocabs and --config are for .npz and .bin only, which require --vocabs."
         raise UserError(message, field=args.model)
     if is_file(args.output) and args.to in (None, "marianmt"):
         args.to = "marian"

@@ -19,7 +19,7 @@ def add_train(parser: Parser) -> None:
     start("--overwrite", action="store_true", help="delete the files of an earlier run in the folder")
     add("--print-recipe", action="store_true", help="print the recipe with all defaults without training")
     add("--plan", action="store_true", help="check the recipe and print what would be trained, without training")
-    plot = f"plot the learning curves of runs, given in place of a recipe, in a {PICTURE_HELP} (default: curve.png)"
+    plot = f"plot the learning curves of run folders; --output: {PICTURE_HELP} (default: curve.png)"
     add("--plot", action="store_true", help=plot)
 
 
@@ -63,7 +63,7 @@ def add_average(parser: Parser) -> None:
     add("--count", type=whole(1), default=5, help="number of checkpoints to average, if a run is given")
     add("--which", choices=("last", "best"), default="last", help="checkpoints of a run to average")
     add("--metric", default="eval_bleu", help="metric of --which best")
-    add("--lower-is-better", action="store_true", help="lower values of --metric are better (known for usual scores)")
+    add("--lower-is-better", action="store_true", help="lower --metric is better (needed for unusual metrics)")
 
 
 def run_average(args: argparse.Namespace) -> None:

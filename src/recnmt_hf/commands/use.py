@@ -173,7 +173,7 @@ def run_align(args: argparse.Namespace) -> None:
     files = (args.source is not None) + (args.target is not None)
     has_texts = args.model is None or files == (0 if args.text else 2)
     if (args.links is None) == (args.model is None) or (args.links and not args.gold) or not has_texts:
-        raise UserError("Pass a model with either --source and --target or --text, or --links with --gold.")
+        raise UserError("Pass a model and --text or --source with --target, or --links with --gold.")
     options = arguments.read_options(DecodingOptions, args, ["max_tokens", *arguments.LANGUAGES])
     gold = None if args.gold is None else read_links(args.gold)
     if args.links is not None and gold is not None:

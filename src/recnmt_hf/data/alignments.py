@@ -30,7 +30,7 @@ def marked_links(line: str, place: str, one_based: bool = False) -> Iterator[tup
         link = (int(match[1]) - one_based, int(match[3]) - one_based) if match else (-1, -1)
         if match is None or min(link) < 0:
             example = "Write 1-2 (source-target) or 1p2 (possible)"
-            raise UserError(f"{short_repr(word)} is not a link from {int(one_based)} on. {example}.", field=place)
+            raise UserError(f"{short_repr(word)} is not a link counted from {int(one_based)}. {example}.", field=place)
         yield link, match[2] == "-"
 
 

@@ -236,7 +236,7 @@ class Corpus:
         is_same = (self.jsonl or self.dataset) and source_lang == target_lang and not has_columns
         if is_same or not is_known:
             place = self.jsonl or self.dataset or "The generated English-German corpus"
-            reason = f"has no two columns for source_lang={source_lang} and target_lang={target_lang}"
+            reason = f"lacks columns for source_lang={source_lang} and target_lang={target_lang}"
             raise UserError(f"{place} {reason}. Set source_column and target_column.", field=self.jsonl or self.dataset)
 
     def check_files(self, source_lang: str, target_lang: str) -> None:

@@ -190,7 +190,7 @@ def prepare_dataset(
                 writer.write_batch(table.filter(pa.array(fits & is_alike)))
         data = Dataset.from_file(path)
         if not len(data):
-            raise UserError(f"All {total['pairs']} sentence pairs exceed the limits of length or their ratio.")
+            raise UserError(f"All {total['pairs']} pairs exceed max_{{source,target}}_length or max_length_ratio.")
         for side in SIDES:
             warn_about_unknown(unknown[side], total[side], f"{side} ")
         data.save_to_disk(str(working / "done"))

@@ -197,7 +197,7 @@ def prepare_shards(
         earlier = read_json(output / name) or plan
         if earlier.get("key") != plan["key"]:
             changed = ", ".join(name for name in plan if name != "key" and earlier.get(name) != plan[name])
-            raise UserError(f"{output} has data that was prepared with other {changed}.", field=output)
+            raise UserError(f"{output} has data prepared with other {changed}. Use another folder.", field=output)
     if (finished := read_signed(output / MANIFEST)) is not None:
         remove_leftovers(output)
         return finished

@@ -88,7 +88,7 @@ def train_tokenizer(
     tokenizer.train_from_iterator(texts, trainer_class(vocab_size=size + len(SPECIAL_TOKENS), **settings))
     if learnable < 1 or set(tokenizer.get_vocab()) <= {*SPECIAL_TOKENS, *([GLUE] if byte_fallback else [])}:
         least = f"{reserved + len(tags)}, the number of control tokens, bytes and tags"
-        raise UserError(f"vocab_size={vocab_size} must exceed {least}, or there is no text.", field="vocab_size")
+        raise UserError(f"The texts are empty, or vocab_size={vocab_size} is at most {least}.", field="vocab_size")
     if byte_fallback:
         tokenizer = add_byte_tokens(tokenizer)
     tokenizer.post_processor = processors.TemplateProcessing(

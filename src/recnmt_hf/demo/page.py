@@ -18,7 +18,7 @@ with packages_of_extra("demo", "The page"):
     from markdown_it import MarkdownIt
 
 
-WAITING = "Waiting for a free place ..."
+WAITING = "Waiting in the queue ..."
 NO_CHOICE = "Choose at least one model."
 NO_CARD = "This model has no card; `recnmt publish --card-only` writes one."
 # Attention below this share is not shown, and of a word no more than this number of links.
@@ -176,7 +176,7 @@ def add_text_tab(page: Page) -> None:
     with gr.Accordion("Decoding options", open=False, elem_id="options"), gr.Row():
         value = min(4, page.limits.max_beams)
         beams = gr.Slider(1, most, value=value, step=1, label="Beams", info="1: greedy search")
-        hypotheses = gr.Slider(1, most, value=1, step=1, label="Alternatives", info="At most the beams")
+        hypotheses = gr.Slider(1, most, value=1, step=1, label="Alternatives", info="At most Beams")
         longer = "Larger values prefer longer translations"
         penalty = gr.Slider(0, 2, value=0.6, step=0.1, label="Length penalty", info=longer)
     watch, message, result = gr.State(), add_html(elem_id="message"), add_html(elem_id="result")

@@ -133,7 +133,7 @@ def build_model(
     }
     found = {name: array.shape for name, array in arrays.items()}
     if differing := sorted(name[:60] for name in needed | found if needed.get(name) != found.get(name)):
-        reason = f"{list_names(differing)} are missing, unknown or of another shape than by settings and vocabularies"
+        reason = f"{list_names(differing)} are missing, unknown or contradict the settings and vocabularies"
         raise UserError(f"{settings.path}: {reason}.", field=settings.path)
     if omits_bias:
         arrays[OUTPUT_BIAS] = np.zeros((1, sizes[1]), np.float32)

@@ -129,7 +129,7 @@ def is_same(value: Any, other: Any) -> bool:
 
 
 def settings_of(config: NMTTransformerConfig, sizes: tuple[int, int], has_bias: bool) -> dict[str, Any]:
-    """Return settings that mean the fields of a model; those of the imported file while they do. Else `UserError`."""
+    """Return settings equivalent to a model's fields, preferably those of the imported file, or raise `UserError`."""
     names = {own: name for name, own in [*AUTOREGRESSIONS.items(), *ACTIVATIONS.items(), ("swish", "swish")]}
     names |= dict.fromkeys(GELUS, "gelu")
     needed = {"decoder_autoregression": tuple(AUTOREGRESSIONS.values()), "encoder_mixer": ("self_attention",)}

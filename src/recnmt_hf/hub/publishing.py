@@ -162,7 +162,7 @@ def check_contents(folder: Path, kind: str = "model") -> None:
     for name in files_of(folder):
         path = folder / name
         if path.is_symlink() or not is_allowed(name, kind):
-            raise UserError(f"{name} is a symbolic link, or not a file that a repository may contain.", field=name)
+            raise UserError(f"{name} is a symbolic link or unexpected file; remove it.", field=name)
         if path.suffix != ".safetensors" and contains_token(path.read_bytes()):
             raise UserError(f"{name} seems to contain an access token of the Hub.", field=name)
 
@@ -205,7 +205,7 @@ def upload(folder: str | Path, to: Destination) -> str:
         if to.kind == "space":
             package = "recnmt_hf/"  # a copy of this package, in Spaces of earlier versions
             if {SPACE, f"{package}__init__.py"}.isdisjoint(present) and not set(present) <= {CARD, ".gitattributes"}:
-                raise UserError(f"The Space {name} has files that recnmt publish did not write.", field=name)
+                raise UserError(f"The Space {name} has files of other programs; choose another name.", field=name)
             replaced = (f"{package}*", f"{MODELS}/*")
         own = files_of(folder)
         left = [file for file in present if file not in own and any(fnmatch(file, one) for one in replaced)]

@@ -156,7 +156,7 @@ class Codec:
             parts = [self.encode_source(part, direction) for part in sentence.parts([text for _, text in cut])]
             if all(len(part) <= limit or self.is_empty(part, direction) for part in parts):
                 return [(space, part) for (space, _), part in zip(cut, parts, strict=True)]
-        raise UserError(f"{place} has {len(tokens)} tokens, of at most {limit} (see --on-long).", field=place)
+        raise UserError(f"{place} has {len(tokens)} tokens; the maximum is {limit} (see --on-long).", field=place)
 
     def encode_prefix(self, prefix: str, place: str, direction: Direction | None = None) -> list[int]:
         """Return the token ids of the beginning of a translation, without the end of the sentence."""

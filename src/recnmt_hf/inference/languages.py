@@ -86,7 +86,7 @@ class Languages:
         self.control_ids = set(self.codes)  # of tokens that name languages
 
     def direction(self, source: str | None, target: str | None, forced: int | None = None) -> Direction:
-        """Return the direction of two languages; `None`: of tokenizer and files. `forced` is a first token."""
+        """Return the direction of two languages; by default those of tokenizer and files. `forced` is a first token."""
         for side, code in (("source", source), ("target", target)):
             known = self.named_codes(side)
             if side == "source":  # longer codes may be those of a group of languages (`mul`, `ROMANCE`)

@@ -75,24 +75,24 @@ class DecodingOptions:
     length_penalty: Penalty = option(0.6, "exponent alpha of the length penalty; 0 disables it")
     max_length_factor: Factor = option(1.0, "maximum number of new tokens per source token")
     max_length_extra: Annotated[int, Range(least=0, most=MOST_TOKENS)] = option(
-        50, "number of tokens added to the maximum length that max_length_factor gives"
+        50, "constant added to the maximum number of new tokens"
     )
-    max_tokens: Count = option(16384, "maximum size of a batch in tokens (source tokens times beams)")
+    max_tokens: Count = option(16384, "maximum size of a batch in source tokens times beams")
     split_sentences: Literal["auto", "always", "never"] = option(
         "auto", "split into sentences; auto: unless a line has a prefix, on_long is truncate, or the model summarizes"
     )
-    source_lang: str | None = option(None, f"language code of the source, for split_sentences and {SEVERAL}")
-    target_lang: str | None = option(None, f"language code of the target, {SEVERAL}")
+    source_lang: str | None = option(None, f"source language code, for sentence splitting and {SEVERAL}")
+    target_lang: str | None = option(None, f"target language code, {SEVERAL}")
     source_prefix: str | None = option(None, "text in front of each source sentence, as an instruction to the model")
     on_long: Literal["error", "split", "truncate"] = option(
         "error", "reject sources that are too long, split them at punctuation (or between words), or truncate them"
     )
     max_source_length: Annotated[int | None, Range(least=1, most=MOST_TOKENS)] = option(
-        None, "treat sources with more tokens as too long (see on_long)"
+        None, "sources with more tokens are rejected, split or truncated"
     )
     alignments: bool = option(False, "add source-target links of tokens, read from the cross-attention")
     alignment_layer: Annotated[int | Literal["mean"] | None, Range(least=0)] = option(
-        None, "decoder layer of alignments, or mean of all; default: that of the trained head, or below the top layer"
+        None, "decoder layer of alignments, or mean of all; default: the trained head's, or the second-highest layer"
     )
     buffer: Count = option(2000, "number of sentences that are read, sorted by length, translated and written together")
     seed: Annotated[int | None, Range(least=0, most=MOST_SEED)] = option(

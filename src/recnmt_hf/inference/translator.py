@@ -63,11 +63,11 @@ class Translator:
         codec ([`~recnmt_hf.inference.codec.Codec`]): Turns text into token ids and back.
     """
 
-    model = delegated("backend.model", "The model; of an exported one `config`, `generation_config`, `name_or_path`.")
+    model = delegated("backend.model", "The model; if exported, `config`, `generation_config`, `name_or_path` only.")
     tokenizers = delegated("backend.tokenizers", "The tokenizers of source and target.")
     tokenizer = delegated("backend.tokenizers.source", "The tokenizer of the source.")
     target_tokenizer = delegated("backend.tokenizers.target", "The tokenizer of the target.")
-    inspected_model = delegated("backend.inspected_model", "Return the PyTorch model; an error for an exported one.")
+    inspected_model = delegated("backend.inspected_model", "Return the PyTorch model; exported ones raise `UserError`.")
     source_langs = delegated("codec.languages.sources", "Codes of the source languages, if the model must be told one.")
     target_langs = delegated("codec.languages.targets", "Codes of the target languages, if the model has several.")
     source_lang = delegated("codec.source_lang", "Code of the source language of calls that do not pass any.")

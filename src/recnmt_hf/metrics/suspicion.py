@@ -25,4 +25,4 @@ def suspicions(
     shorter, longer = sum(2 * own < other for own, other in lengths), sum(own > 2 * other for own, other in lengths)
     for text, number in (("shorter than half", shorter), ("longer than twice", longer)):
         if 4 * number > count:
-            yield f"{number} of {count} translations are {text} of their references."
+            yield f"{number} of {count} translations are {text} the length of their references."

@@ -176,7 +176,7 @@ class NMTTransformerConfig(Seq2SeqConfig):
             has_matrices = not set(kinds).isdisjoint(("mlstm", "mamba2", "gated_delta"))
             is_divided = self.d_model % (4 * getattr(self, heads)) == 0
             is_paired = side == "decoder" or getattr(self, heads) % 2 == 0  # for both directions
-            allowed = "a divisor of d_model / 4, in the encoder even"
+            allowed = "a divisor of d_model / 4 (encoder: an even one)"
             self.require(not has_matrices or (is_divided and is_paired), heads, allowed, "d_model", field)
         if self.alignment_head is not None:
             layer, head = self.alignment_head if len(self.alignment_head) == 2 else (-1, -1)

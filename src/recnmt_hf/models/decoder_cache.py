@@ -1,4 +1,4 @@
-"""What decoding keeps in an `EncoderDecoderCache`: projected memories of the sources, and states of recurrences."""
+"""Contents of an `EncoderDecoderCache`: projected memories of the sources, and states of recurrences."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What may stand in the place of self-attention, by its name in a configuration."""
+"""Recurrences that can replace self-attention, by configuration name."""
 
 from typing import Any
 

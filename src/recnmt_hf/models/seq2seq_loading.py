@@ -104,7 +104,7 @@ class Seq2SeqPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def register_code(cls, auto_class: str) -> None:
-        """Let the code of a class be saved with it if it stands in the file of its family."""
+        """Let the code of a class be saved with it if it is in the file of its family."""
         if cls.__module__.endswith(f".modeling_{cls.config_class.model_type}"):  # type: ignore[union-attr]
             cls.register_for_auto_class(auto_class)
 

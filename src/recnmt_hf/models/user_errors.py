@@ -45,7 +45,7 @@ def masked(value: Any, name: str = "") -> Any:
 
 
 def remember_secrets(text: str) -> None:
-    """Mask the secrets of a text in all later messages, wherever they stand there."""
+    """Mask the secrets of a text in all later messages."""
     for found in (match[2] for pattern in _SECRETS for match in pattern.finditer(text)):
         secret = found.partition(":")[2] or found
         _known_secrets.update(part for part in (secret, unquote(secret)) if len(part) >= _LEAST_SECRET)

@@ -256,7 +256,7 @@ def average_checkpoints(folders: Sequence[str | Path], output: str | Path) -> Pa
         save_file(mean, working / "model.safetensors", metadata={"format": "pt"})
         for folder in marked:
             if not (folder / MANIFEST).exists():  # deleted before the other files, so that some may not be copied
-                raise MissingFileError(f"{folder} was deleted while it was read, by a run that trains.", field=folder)
+                raise MissingFileError(f"{folder} was deleted by a training run meanwhile; retry.", field=folder)
     return Path(output)
 
 

@@ -205,7 +205,7 @@ def prepare_in_shards(recipe: Recipe, output: Path, workers: int, part: tuple[in
         has_others = is_complete and earlier != settings
         if has_others or (earlier is None and any(not path.name.startswith(".") for path in output.iterdir())):
             what = "other files" if earlier is None else "data that was prepared with other tokenizer settings"
-            raise ExistingFileError(f"{output} has {what}.", field=output)
+            raise ExistingFileError(f"{output} has {what}. Use another folder.", field=output)
         with open_output(output / TOKENIZER_SECTION) as file:
             json.dump(settings, file, indent=1)
         tokenizers, trees = prepare_tokenizers(replace(data, prepared=str(output) if is_complete else None))

@@ -228,7 +228,7 @@ def dry_run(plan: Plan) -> None:
         plan.guided_alignment.place(model.config)
     if len(plan.stages) > 1 and (model.config.baseline() is None or arguments.deepspeed):
         field = "training.baseline_steps"
-        raise UserError(f"{field} needs a variant, without DeepSpeed; the model is {plan.data.model}.", field=field)
+        raise UserError(f"{field} needs a model with a baseline, not {plan.data.model}, and no DeepSpeed.", field=field)
     if arguments.fsdp and arguments.parallel_mode != ParallelMode.DISTRIBUTED:
         raise UserError("training.fsdp needs several processes: use accelerate launch.", field="training.fsdp")
     steps = max(arguments.max_steps, 1)

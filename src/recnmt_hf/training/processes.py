@@ -103,7 +103,7 @@ class Processes:
 
 @contextmanager
 def settings_of_one_run() -> Iterator[None]:
-    """Keep settings that a run leaves in environment and accelerate out of later runs of the process."""
+    """Restore environment and accelerate when a run ends, so that later runs are independent."""
     environment = dict(os.environ)
     try:
         yield

@@ -186,7 +186,7 @@ def check_sections(recipe: Recipe) -> None:
         kinds = {tokenizer.kind, tokenizer.target_kind or tokenizer.kind}
         is_bpe = given is not None or data.prepared is not None or kinds == {"bpe"}
         has_own_tokens = recipe.guides_alignment or any(corpus.has_trees for corpus in data.train)
-        reason = "is supported by tokenizers of kind bpe alone, without alignments and dependency trees"
+        reason = "requires tokenizers of kind bpe, and no alignments or dependency trees"
         require(is_bpe and not has_own_tokens, "tokenizer.dropout", reason)
     has_effect = guided.weight == 0 or guided == GuidedAlignment() or recipe.guides_alignment
     require(has_effect, "guided_alignment", "requires alignments in data.train")
