@@ -61,7 +61,7 @@ class Corpus:
     source_tag: str | None = option(None, "tag before each source, such as >>de<<; a symbol of the tokenizer")
     target_tag: str | None = option(None, "tag before each training target, which translations of test sets begin with")
     alignments: str | None = option(None, "file of word alignments, as `recnmt align` writes them; a line may be empty")
-    alignment_units: str = option("words", "units of links; tokens: without control tokens", choices=ALIGNMENT_UNITS)
+    alignment_units: str = option("words", "what links count: words, or non-control tokens", choices=ALIGNMENT_UNITS)
     source_trees: str | None = option(None, "CoNLL-U file with the trees of `source`; spaces separate words")
     tree_columns: bool = option(False, "read sources from the columns source_tokens, source_heads and source_relations")
 

@@ -131,7 +131,7 @@ class TokenizerPair:
             elif strict and side in stamps:
                 expected, own = stamps[side], stamp(tokenizer, stamps[side].get("symbols"), is_target)
                 if own["sha256"] != expected.get("sha256"):
-                    difference = "has other symbols than the one that the model was trained with"
+                    difference = "does not have the symbols that the model was trained with"
                 elif expected.get("behaviour") not in (None, own.get("behaviour")):  # earlier releases have none
                     difference = "encodes text differently from the one that the model was trained with"
             if strict and is_target and (not ends or tokenizer.eos_token_id not in {None, *ends}):

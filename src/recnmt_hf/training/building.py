@@ -45,7 +45,7 @@ class ModelSection:
     )
     init_from: str | None = option(
         None,
-        "model to start from (folder or Hub id): its weights, tokenizers, and settings unless `fields` has them",
+        "folder or Hub id of a model whose weights, tokenizers and settings are reused; `fields` overrides settings",
     )
 
     def __post_init__(self) -> None:
