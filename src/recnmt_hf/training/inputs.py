@@ -204,7 +204,7 @@ def prepare_in_shards(recipe: Recipe, output: Path, workers: int, part: tuple[in
         # A preparation that failed before it had tokenizers may be repeated with others.
         has_others = is_complete and earlier != settings
         if has_others or (earlier is None and any(not path.name.startswith(".") for path in output.iterdir())):
-            what = "other files" if earlier is None else "data that was prepared with other tokenizer settings"
+            what = "other files" if earlier is None else "data prepared with other tokenizer settings"
             raise ExistingFileError(f"{output} has {what}. Use another folder.", field=output)
         with open_output(output / TOKENIZER_SECTION) as file:
             json.dump(settings, file, indent=1)
