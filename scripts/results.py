@@ -559,8 +559,8 @@ def lengths_of(rows: Sequence[Row], test: str) -> str:
 
 def tuned_of(rows: Sequence[Row]) -> str:
     """
-    Return a table of BLEU and length ratio with the recipe's length penalty and with the one tuned on the validation
-    set, means over seeds, for the rows whose runs all have [`PENALTIES`].
+    Return a table of BLEU and length ratio with the length penalty tuned on the validation set (there also with the
+    recipe's), means over seeds, for the rows whose runs all have [`PENALTIES`].
     """
     lines: list[dict[str, str]] = []
     for row in rows:
@@ -570,7 +570,8 @@ def tuned_of(rows: Sequence[Row]) -> str:
             alpha = ", ".join(str(run["tuned_length_penalty"]) for run in runs)
             cells = {"model": row.label, "penalty": alpha}
             for test in ("validation", *test_names(rows)):
-                for name, title in (("recipe", runs[0]["length_penalty"]), ("tuned", "tuned")):
+                penalties = {"recipe": runs[0]["length_penalty"]} if test == "validation" else {}
+                for name, title in (penalties | {"tuned": "tuned"}).items():
                     scores = [run["sets"][test][name] for run in runs]
                     bleu, ratio = (mean(score[key] for score in scores) for key in ("bleu", "length_ratio"))
                     cells[f"{test}, {title}"] = f"{bleu:.2f} ({ratio:.2f})"

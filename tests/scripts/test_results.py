@@ -134,7 +134,7 @@ def test_everything_comes_from_the_evidence(root, capsys):
     bleu = [sacrebleu_score(translations(wrong)[7:], REFERENCES[7:]).score for wrong in (8, 10)]
     assert plain_lengths["(5, 10]"] == f"{sum(bleu) / 2:.2f} (1.00)"
     (tuned,) = table_in(text, "tuned")
-    assert list(tuned.values()) == ["plain", "2.0, 3.0", *["21.50 (0.90)", "21.00 (1.00)"] * 2]
+    assert list(tuned.values()) == ["plain", "2.0, 3.0", "21.50 (0.90)", *["21.00 (1.00)"] * 2]
     curve = {"steps": "plain", "100": "10.00", "200": "15.00", "300": "20.00", "400": "25.50"}
     assert table_in(text, "curves")[0] == curve
     assert [row["sentences/s"] for row in (plain, onlstm, two)] == ["11.0", "5.0", ""]
