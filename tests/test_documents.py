@@ -139,7 +139,7 @@ def test_commands_are_listed_as_in_help(repository):
 
 
 def test_links_of_the_published_readme_are_absolute(repository, tmp_path):
-    """On PyPI a page has no files beside it."""
+    """On PyPI no other file is next to the page."""
     shutil.copy(repository / "README.md", tmp_path)
     steps = yaml.safe_load((repository / ".github/workflows/release.yml").read_text())["jobs"]["build"]["steps"]
     (rewrite,) = (step["run"] for step in steps if "sed" in step.get("run", ""))

@@ -133,7 +133,7 @@ def add_evaluate(parser: arguments.Parser) -> None:
     add("--no-ter", action="store_true", help="omit TER, which is slow on long sentences")
     tests = ("bootstrap", "randomization", "sign", "both", "all")
     add = parser.group("significance")
-    add("--significance", choices=tests, default="both", help="significance test; both: all but sign")
+    add("--significance", choices=tests, default="both", help="significance test; both: bootstrap and randomization")
     add("--test", dest="significance", choices=tests, default="both", help=argparse.SUPPRESS)
     add("--samples", type=whole(1), default=1000, help="samples of the significance test")
 
