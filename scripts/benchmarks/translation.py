@@ -58,7 +58,7 @@ OWN, EARLY, TRANSFORMERS = "recnmt_hf", "recnmt_hf, early stopping", "transforme
 WEIGHTS = ("*.safetensors", "*.onnx", "*.onnx_data", "model.bin")
 MEGABYTE = 10**6
 # Columns that only the CSV has.
-ONLY_CSV = ("family", "beams", "threads", "processor", "torch")
+ONLY_CSV = ("family", "beams", "range", "threads", "processor", "torch")
 
 
 @dataclass
@@ -139,11 +139,11 @@ def fill(system: System, seconds: Sequence[float], systems: Sequence[System], fi
     """Write the measurements of a system into its row; `first` are the seconds of the first row."""
     row, count = system.row, len(system.texts)
     speeds = [count / spent for spent in seconds]
-    row.speed, row.range = f"{statistics.median(speeds):.1f}", f"{min(speeds):.1f} to {max(speeds):.1f}"
+    row.speed, row.range = f"{statistics.median(speeds):.1f}", f"{min(speeds):.1f}–{max(speeds):.1f}"
     row.ratio = f"{statistics.median(one / own for one, own in zip(first, seconds, strict=True)):.2f}"
     namesake = next(other for other in systems if other.row.name == row.name)
     same = sum(one == other for one, other in zip(system.texts, namesake.texts, strict=True))
-    row.equal = f"{same} of {count}"
+    row.equal = str(same)
     row.threads, row.processor = torch.get_num_threads(), processor_name()
 
 
@@ -235,7 +235,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     cells = [asdict(system.row) for system in systems]
     shown = [name for name in names if name not in ONLY_CSV and any(row[name] for row in cells)]
     headings = {"name": "", "speed": "sentences a second"}
-    table = [[headings.get(name, name) for name in shown], *([str(row[name]) for name in shown] for row in cells)]
+    texts = [{**row, "speed": f"{row['speed']} ({row['range']})"} for row in cells]
+    table = [[headings.get(name, name) for name in shown], *([str(row[name]) for name in shown] for row in texts)]
     print(f"{processor_name()}, {args.threads} thread(s), torch {torch.__version__}, {len(sources)} sentences")
     print(markdown_table(table))
     if args.output:

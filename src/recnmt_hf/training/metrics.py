@@ -53,5 +53,5 @@ def higher_is_better(metric: str, given: bool | None = None) -> bool:
     last = metric.lower().rsplit("_", 1)[-1]
     known = False if last in LOWER else True if last in HIGHER else None
     if given is not None and known is not None and given is not known:
-        raise UserError(f"{metric} is better when {'higher' if known else 'lower'}.", field="greater_is_better")
+        raise UserError(f"{'Higher' if known else 'Lower'} values of {metric} are better.", field="greater_is_better")
     return given if given is not None else known is not False
