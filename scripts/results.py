@@ -505,6 +505,7 @@ def cells_of(row: Row, rows: Sequence[Row]) -> dict[str, str]:
             cells[f"{metric} {test}"] = f"{mean(scores):.{digits}f}" if scores else ""
         p = p_text(row.corrected.get(test))
         cells[f"p {test}"] = ", ".join([p, *marks(row, rows[0], test)]) if p else ""
+        cells[f"gain {test}"] = gain_text(row, rows[0], rows[0], test) if p else ""
     cells["recipe"] = differing_settings(row, rows[0])
     cells["validation loss"] = text_of([run.evaluations()[-1]["eval_loss"] for run in row.runs], 3)
     for title, digits, values in (
@@ -791,17 +792,17 @@ def sections_of(
         fields = (row.evidence.recipe or {}).get("model", {}).get("fields", {})
         return not fields.keys().isdisjoint(("encoder_mixer", "decoder_autoregression"))
 
-    def table_with_baseline(own: list[Row]) -> str:
+    def table_with_baseline(own: list[Row], *columns: str) -> str:
         if not own:
             return "None of them has been trained in this comparison yet."
-        names = ("model", "seeds", "parameters", "BLEU", "p ", "sentences/s")
+        names = ("model", "seeds", "BLEU", *columns)
         return table_of(list({row.name: row for row in [rows[0], *own]}.values()), rows, names)
 
     def family(document: Path) -> str:
         baselines = {claim.baseline for claim in claims if claim.family == document.stem}
         own = [row for row in rows if row.evidence.model["type"] == document.stem or row.name in baselines]
 
-        return table_with_baseline([row for row in own if not has_recurrence(row)])
+        return table_with_baseline([row for row in own if not has_recurrence(row)], "parameters", "p ", "sentences/s")
 
     return {
         "table": lambda _: table_of(rows, rows, COLUMNS),
@@ -813,7 +814,7 @@ def sections_of(
         "curves": lambda _: curves_of(rows),
         "summary": lambda _: summary_of(rows, missing_rows, f"model_cards/{folder.name}.md"),
         "family": family,
-        "recurrences": lambda _: table_with_baseline([row for row in rows if has_recurrence(row)]),
+        "recurrences": lambda _: table_with_baseline([row for row in rows if has_recurrence(row)], "gain"),
         "verdict": lambda document: verdicts_of(claims, rows, "", document.stem),
         "verdicts": lambda document: verdicts_of(
             claims, rows, "" if document.parent.name == "model_cards" else "model_cards/"
