@@ -58,6 +58,8 @@ EDGES = (5, 10, 15, 20, 30, 40)  # words of a source
 # Settings that the rows of a fair table share; the column "recipe" names the others.
 SHARED = (
     ("model", "dropout", "dropout"),
+    ("model", "attention_dropout", "attention dropout"),
+    ("model", "activation_dropout", "activation dropout"),
     ("model", "readout_dropout", "read-out dropout"),
     ("training", "max_grad_norm", "clipping"),
 )
@@ -527,13 +529,13 @@ COLUMNS = ("model", "seeds", "parameters", "BLEU", "chrF", "TER", "p ", "recipe"
 
 def differing_settings(row: Row, first: Row) -> str:
     """Return the settings of training and regularization that a row does not share with the first one."""
-    texts = []
+    texts, has_same_type = [], row.evidence.model["type"] == first.evidence.model["type"]
     for section, name, title in SHARED:
         own, other = (each.evidence.recipe.get(section, {}) for each in (row, first))
         if section == "model":
             own, other = own.get("fields", {}), other.get("fields", {})
-        if own.get(name) != other.get(name) and own.get(name) is not None:
-            texts.append(f"{title} {own[name]}")
+        if own.get(name) != other.get(name) and (own.get(name) is not None or has_same_type):
+            texts.append(f"{title} {own.get(name, 'of the preset')}")
     return ", ".join(texts)
 
 

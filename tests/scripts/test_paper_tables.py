@@ -56,10 +56,14 @@ def test_rows_are_those_of_the_tables_and_can_be_built(name, recipes):
             assert {row.system for row in table.rows} <= set(rows), table.name
     if tables:
         assert paper_table_of(list(rows)).name == tables[0]
+    shared = Recipe.from_file(recipes / f"{recipe}.yaml")
     sizes = [None] if name in OF_ONE_SIZE else ["tiny", "base"]
     for size in sizes:
         for cell in cells_of(with_size(rows, size, recipes / f"{recipe}.yaml"), [], []):
-            model_on_meta(Plan.of(Recipe.from_file(recipes / f"{recipe}.yaml", cell.overrides)))
+            built = Recipe.from_file(recipes / f"{recipe}.yaml", cell.overrides)
+            model_on_meta(Plan.of(built))
+            if name in OF_ONE_SIZE and built.model.type == shared.model.type:  # mappings drop the recipe's
+                assert shared.model.fields.keys() <= built.model.fields.keys(), cell.name
 
 
 def test_rows_fit_every_recipe_of_their_family(recipes):
