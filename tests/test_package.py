@@ -22,7 +22,7 @@ from recnmt_hf.families import FAMILIES
 
 # Most lines of each package, and of all others together.
 BUDGET = {
-    **{"models": 10313, "training": 3402, "data": 3291, "inference": 3176, "hub": 1839, "commands": 1528},
+    **{"models": 10381, "training": 3402, "data": 3291, "inference": 3176, "hub": 1839, "commands": 1528},
     "others": 3320,
 }
 # The packages that each package may import.

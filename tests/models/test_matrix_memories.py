@@ -12,9 +12,12 @@ from torch import nn
 from recnmt_hf import NMTTransformerConfig, NMTTransformerForConditionalGeneration
 from recnmt_hf.models import kernels_linear_attention
 from recnmt_hf.models.kernels_linear_attention import (
+    MOST_WORDS,
+    fold_words,
     linear_attention,
     linear_attention_in_chunks,
     linear_attention_reference,
+    read_words,
 )
 from recnmt_hf.models.matrix_memories import MLSTM, GatedDeltaNet, Mamba2, MinGRU
 from recnmt_hf.models.seq2seq_loading import Initialization
@@ -69,7 +72,7 @@ def test_chunks_equal_the_reference(kind, length, dtype, tolerance, starts_empty
     outputs, last = linear_attention_in_chunks(*tensors, None if starts_empty else memory)
     given = [tensor for tensor in (*tensors, None if starts_empty else memory) if tensor is not None]
     weights = torch.randn_like(outputs), torch.randn_like(last)
-    pairs = [(outputs, expected), (last, memories[:, -1:])]
+    pairs = [(outputs, expected), (last, memories[:, -1])]
     sums = [
         sum((one * weight).sum() for one, weight in zip(side, weights, strict=True))
         for side in zip(*pairs, strict=True)
@@ -79,6 +82,25 @@ def test_chunks_equal_the_reference(kind, length, dtype, tolerance, starts_empty
         assert (one - two).abs().max() <= tolerance * max(1, two.abs().max())
 
 
+@pytest.mark.parametrize("kind", ["plain", "shared", "delta"])
+def test_stored_words_equal_the_reference(kind):
+    """Whenever they are written into the memory."""
+    *tensors, memory = inputs(kind, 9, torch.float64)
+    for start, folds in ((memory, {2, 3, 5}), (memory, {5}), (None, {4, 5})):
+        first = torch.zeros_like(memory) if start is None else memory
+        expected, memories = linear_attention_reference(*tensors, first)
+        words, outputs = {}, []
+        for piece in zip(
+            *([None] * 9 if tensor is None else tensor.split(2, dim=1) for tensor in tensors), strict=False
+        ):
+            output, words = read_words(*piece, start, words)
+            outputs.append(output)
+            if len(outputs) in folds:
+                start, words = fold_words(start, **words), {}
+        torch.testing.assert_close(torch.cat(outputs, 1), expected, atol=1e-12, rtol=0)
+        torch.testing.assert_close(start, memories[:, -1], atol=1e-12, rtol=0)
+
+
 def test_flash_linear_attention(monkeypatch):
     """On accelerators the package's kernels run where it is installed, with its layout and no scale."""
     calls = []
@@ -86,16 +108,15 @@ def test_flash_linear_attention(monkeypatch):
     def kernel(query, key, value, decay, *rate, scale, initial_state, output_final_state):
         calls.append((query.shape, scale, output_final_state))
         outputs, memory = linear_attention_in_chunks(query, key, value, decay, *(rate or [None]), initial_state)
-        return outputs, memory[:, 0]
+        return outputs, memory
 
     monkeypatch.setattr(kernels_linear_attention, "flash_linear_attention", lambda has_rate: kernel)
     monkeypatch.setattr(kernels_linear_attention, "on_cpu", lambda tensor: False)
     for kind in ("shared", "delta"):
         tensors = inputs(kind, 9, torch.float32)
-        for one, two in zip(
-            linear_attention(*tensors, with_all=False), linear_attention_reference(*tensors), strict=True
-        ):
-            torch.testing.assert_close(one, two[:, -one.shape[1] :], atol=1e-5, rtol=1e-5)
+        expected, memories = linear_attention_reference(*tensors)
+        for one, two in zip(linear_attention(*tensors), (expected, memories[:, -1]), strict=True):
+            torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
     assert calls == [((2, 9, 3, 8), 1.0, True)] * 2
 
 
@@ -198,17 +219,50 @@ def test_gated_delta_net_of_transformers(layer):
     torch.testing.assert_close(layer(words)[0], expected, atol=1e-5, rtol=1e-5)  # sums are in float32 there
 
 
-@pytest.mark.parametrize("layer", KINDS, indirect=True)
-def test_states_of_a_decoder_do_not_grow(layer):
-    layer, words = layer
+@pytest.fixture
+def new_cache():
     config = NMTTransformerConfig(d_model=WIDTH, decoder_autoregression="mlstm", decoder_layers=1)
-    cache = transformers.DynamicCache(config=config.get_text_config(decoder=True))
+    return lambda: transformers.DynamicCache(config=config.get_text_config(decoder=True))
+
+
+@pytest.mark.parametrize("layer", KINDS, indirect=True)
+def test_states_of_a_decoder_do_not_grow(layer, new_cache):
+    layer, words = layer
+    cache = new_cache()
     with torch.no_grad():
         steps = [layer(words[:, t : t + 1], cache=cache)[0] for t in range(WORDS)]
         sizes = {name: state.untyped_storage().nbytes() for name, state in cache.layers[0].states.items()}
         layer(words[:, :1], cache=cache)
     torch.testing.assert_close(torch.cat(steps, 1), layer(words)[0], atol=1e-10, rtol=0)
     assert sizes == {name: state.untyped_storage().nbytes() for name, state in cache.layers[0].states.items()}
+    assert all(part.shape[2] <= MOST_WORDS + 1 for part in cache.layers[0].words.values())
+
+
+@pytest.mark.parametrize("layer", KINDS, indirect=True)
+def test_a_cache_continues_in_pieces_taken_back_and_joined(layer, new_cache):
+    """Each piece has a word, several, or some that are undone; rows of another cache have other pieces."""
+    layer, words = layer
+    expected, caches = layer(words)[0], []
+    for pieces in ([1, 1, 4, 1, 33, 1, 1], [40, 1, 1]):
+        cache, seen = new_cache(), 0
+        for count in pieces:
+            found = layer(words[:, seen : seen + count], cache=cache)[0]
+            torch.testing.assert_close(found, expected[:, seen : seen + count], atol=1e-10, rtol=0)
+            seen += count
+        caches.append(cache)
+    joined, other = caches[0].layers[0], caches[1].layers[0]
+    joined.concat(other)
+    rows = torch.tensor([5, 0, 3])
+    joined.reorder_cache(rows)
+    for more in (42, 43):
+        found = layer(words[rows % 3, more : more + 1], cache=caches[0])[0]
+        torch.testing.assert_close(found, expected[rows % 3, more : more + 1], atol=1e-10, rtol=0)
+    other.activate_past_recording()
+    for count, undone in ((5, 3), (1, 0), (4, 1), (2, 2)):
+        seen = other.get_seq_length()
+        found = layer(words[:, seen : seen + count], cache=caches[1])[0]
+        torch.testing.assert_close(found, expected[:, seen : seen + count], atol=1e-10, rtol=0)
+        other.crop(-undone)
 
 
 @pytest.mark.parametrize("preset", ["tiny", "small", "base"])

@@ -8,8 +8,12 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer, StaticLayer
 
+from .kernels_linear_attention import fold_words
 from .kernels_shared import Mask, on_cpu
 from .user_errors import UserError
+
+
+MEMORY = "matrix_memory"  # the state of linear attention
 
 
 def spread_over_beams(states: Tensor, decoder_rows: int) -> Tensor:
@@ -210,6 +214,7 @@ class RecurrentStates:
         """Forget all states."""
         self.states: dict[str, Tensor] = {}
         self.history: dict[str, Tensor] = {}
+        self.words: dict[str, Tensor] = {}
         self.steps_seen: int | Tensor = 0
         self.recording = recording
         self.first_recorded = 0  # steps seen when recording began
@@ -224,12 +229,12 @@ class RecurrentStates:
     def update_states(self, **new_states: Tensor) -> None:
         """Append steps; each tensor is `(batch_size, steps, ...)`."""
         for name, steps in new_states.items():
+            if self.recording:
+                past = self.history.get(name, self.states[name][:, None] if name in self.states else None)
+                self.history[name] = steps if past is None else torch.cat([past, steps], dim=1)
             # A view would store the states of all steps, and compiled graphs would differ by its offset.
             last = steps[:, -1]
             self.store_state(name, last if steps.shape[1] == 1 else last.clone(memory_format=torch.contiguous_format))
-            if self.recording:
-                past = self.history.get(name)
-                self.history[name] = steps if past is None else torch.cat([past, steps], dim=1)
         first = next(iter(self.states))  # another recurrence of the same layer counts the same steps
         if first in new_states:
             self.steps_seen += new_states[first].shape[1]
@@ -237,11 +242,16 @@ class RecurrentStates:
     def store_state(self, name: str, state: Tensor) -> None:
         self.states[name] = state.contiguous()
 
+    def fold_words(self, at_least: int = 1) -> None:
+        """Write the words into the memory, if there are so many."""
+        if self.words and self.words["total"].shape[2] > at_least:  # the first is none
+            self.store_state(MEMORY, fold_words(self.get_state(MEMORY), **self.words))
+            self.words = {}
+
     def activate_past_recording(self) -> None:
         if not self.recording:
             self.recording = True
             self.first_recorded = int(self.steps_seen)  # a copy: the tensor of a static layer changes
-            self.history = {name: state[:, None].clone() for name, state in self.states.items()}
 
     def roll_back(self, steps: int) -> None:
         """Forget the last `steps` steps; all of them only if recording began before the first one."""
@@ -255,6 +265,7 @@ class RecurrentStates:
         for name, past in self.history.items():
             self.history[name] = past[:, :-steps]
             self.store_state(name, self.history[name][:, -1])
+        self.words = {name: part[:, :, :-steps] for name, part in self.words.items()}
         self.steps_seen -= steps
 
 
@@ -271,12 +282,17 @@ class RecurrentStateLayer(RecurrentStates, GrowingLayer):
         return super().get_seq_length() or self.steps_seen
 
     def map_tensors(self, change: Callable[..., Tensor], *others: Any) -> None:
-        for name in ("states", "history"):
+        for name in ("states", "history", "words"):
             parts = [getattr(layer, name) for layer in (self, *others)]
             setattr(self, name, {key: change(*(part[key] for part in parts)) for key in parts[0]})
         if self.has_keys:
             self.keys = change(self.keys, *(other.keys for other in others))
             self.values = change(self.values, *(other.values for other in others))
+
+    def concat(self, other: Any) -> None:
+        for layer in (self, other):  # they may have stored different numbers of words
+            layer.fold_words()
+        super().concat(other)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens, as transformers counts them; a positive value is a new length."""

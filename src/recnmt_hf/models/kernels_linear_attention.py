@@ -1,5 +1,6 @@
 """
-Linear attention with gates, the recurrence of matrix memories: step by step, in chunks, and by flash-linear-attention.
+Linear attention with gates, the recurrence of matrix memories: step by step, in chunks, by flash-linear-attention, and
+for decoding from stored words.
 """
 
 import functools
@@ -13,6 +14,7 @@ from .kernels_shared import allowed, graph_operator, is_exporting, on_cpu, scan_
 
 
 CHUNK = 64  # words whose pairs are computed by matmuls; a state is carried from chunk to chunk
+MOST_WORDS = 32  # that decoding stores before it writes them into the memory
 
 
 def linear_attention_reference(
@@ -88,7 +90,52 @@ def linear_attention_in_chunks(
         memory = written
         outputs.append(output)
     assert memory is not None
-    return [torch.cat(outputs, dim=2).transpose(1, 2)[:, :length], memory[:, None]]
+    return [torch.cat(outputs, dim=2).transpose(1, 2)[:, :length], memory]
+
+
+def read_words(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: Tensor,
+    rate: Tensor | None,
+    memory: Tensor | None,
+    words: dict[str, Tensor],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """
+    Compute [`linear_attention_reference`] word by word without writing to the memory, which is larger than a word:
+
+        o_t = exp(A_t) S^T q_t + sum_{s<=t} exp(A_t - A_s) (q_t . k_s) u_s
+
+    S is the memory before the stored `words`, A and u are those of [`linear_attention_in_chunks`]. Return the outputs
+    and the words with the new ones: `keys` k `(batch_size, heads or 1, words, key_dim)`, `values` u and `total` A
+    `(batch_size, heads, words)`. The first is a zero.
+    """
+    outputs = []
+    for t in range(value.shape[1]):
+        own_query, own_key, own, own_decay = (tensor[:, t, :, None] for tensor in (query, key, value, decay))
+        if not words:
+            zeros = map(torch.zeros_like, (own_key, own, own_decay))
+            words = dict(zip(("keys", "values", "total"), zeros, strict=True))
+        keys = torch.cat([words["keys"], own_key], dim=2)
+        total = torch.cat([words["total"], words["total"][:, :, -1:] + own_decay], dim=2)
+        asked = own_query if rate is None else torch.cat([own_query, own_key], dim=2)
+        scores = asked @ keys.transpose(2, 3) * (total[:, :, -1:] - total).exp()[:, :, None]
+        read = scores[..., :-1] @ words["values"]
+        if memory is not None:
+            read = read + asked * total[:, :, -1:, None].exp() @ memory
+        if rate is not None:
+            own = (own - read[:, :, 1:]) * rate[:, t, :, None, None]
+        outputs.append(read[:, :, :1] + scores[:, :, :1, -1:] * own)
+        words = {"keys": keys, "values": torch.cat([words["values"], own], dim=2), "total": total}
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)).transpose(1, 2), words
+
+
+def fold_words(memory: Tensor | None, keys: Tensor, values: Tensor, total: Tensor) -> Tensor:
+    """Return the memory after the words that [`read_words`] stored."""
+    end = total[:, :, -1:]
+    written = (keys * (end - total).exp()[..., None]).transpose(-1, -2) @ values
+    return written if memory is None else written + end.exp()[..., None] * memory
 
 
 @functools.cache
@@ -102,24 +149,14 @@ def flash_linear_attention(has_rate: bool) -> Any:
     return chunk_gated_delta_rule if has_rate else chunk_simple_gla
 
 
-def shapes_of(
-    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Any, memory: Any, *, with_all: bool
-) -> Any:
-    steps, heads = value.shape[1] if with_all else 1, value.shape[2]
-    state = (value.shape[0], steps, heads, key.shape[3], value.shape[3])
+def shapes_of(query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Any, memory: Any) -> Any:
+    state = (value.shape[0], value.shape[2], key.shape[3], value.shape[3])
     return [(value.shape, value.dtype), (state, value.dtype)]
 
 
 @graph_operator(shapes_of)
 def linear_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    decay: Tensor,
-    rate: Tensor | None,
-    memory: Tensor | None,
-    *,
-    with_all: bool,
+    query: Tensor, key: Tensor, value: Tensor, decay: Tensor, rate: Tensor | None, memory: Tensor | None
 ) -> list[Tensor]:
     """
     Compute [`linear_attention_reference`] from `memory`, or from zeros.
@@ -130,16 +167,15 @@ def linear_attention(
         decay (`torch.Tensor` of shape `(batch_size, length, heads)`): log a, at most 0.
         rate (`torch.Tensor` of shape `(batch_size, length, heads)`, *optional*): b of the delta rule.
         memory (`torch.Tensor` of shape `(batch_size, heads, key_dim, value_dim)`, *optional*): S before the first word.
-        with_all (`bool`): Whether to return the memories after all words, or the last one.
 
     Returns:
-        The outputs, of the shape of `value`, and memories `(batch_size, length or 1, heads, key_dim, value_dim)`.
+        The outputs, of the shape of `value`, and the last memory, of the shape of `memory`.
     """
-    if with_all or value.shape[1] == 1 or is_exporting() or not allowed():
+    if value.shape[1] == 1 or is_exporting() or not allowed():
         shape = (value.shape[0], value.shape[2], key.shape[3], value.shape[3])
         start = value.new_zeros(shape) if memory is None else memory
         outputs, memories = linear_attention_reference(query, key, value, decay, rate, start)
-        return [outputs, memories if with_all else memories[:, -1:]]
+        return [outputs, memories[:, -1].contiguous()]
     kernel = None if on_cpu(value) or value.dtype == torch.float64 else flash_linear_attention(rate is not None)
     with with_autocast(value.device, None):
         if kernel is None:
@@ -147,4 +183,4 @@ def linear_attention(
         query, key = (tensor.expand(-1, -1, value.shape[2], -1).contiguous() for tensor in (query, key))
         inputs = (query, key, value, decay) if rate is None else (query, key, value, decay, rate)
         outputs, last = kernel(*inputs, scale=1.0, initial_state=memory, output_final_state=True)
-        return [outputs, last[:, None]]
+        return [outputs, last]

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, StaticLayer
 
 from .configuration_nmt_transformer import NMTTransformerConfig
-from .decoder_cache import RecurrentStates, recurrent_layer
+from .decoder_cache import MEMORY, RecurrentStates, recurrent_layer
 from .kernels_cpu_matmuls import project
-from .kernels_linear_attention import linear_attention
-from .kernels_shared import Mask, allowed, is_exporting, scan_steps, wide_type, with_autocast
+from .kernels_linear_attention import MOST_WORDS, linear_attention, read_words
+from .kernels_shared import Mask, allowed, enabled, is_exporting, on_cpu, scan_steps, wide_type, with_autocast
 from .light_decoders import linear_scan
 from .recurrent_layers import inverse, left_aligned, take
 from .seq2seq_loading import Initialization, is_loaded
@@ -63,7 +63,9 @@ class LinearRecurrence(nn.Module):
         mapped = mapped.to(wide_type(mapped.dtype))
         parts = dict(zip(self.sizes, mapped.split(list(self.sizes.values()), dim=-1), strict=True))
         layer = None if self.layer_idx is None else recurrent_layer(cache, self.layer_idx)
-        outputs = project(self.out_proj, self.mix(parts, real, layer).to(hidden_states.dtype))
+        with with_autocast(mapped.device, None):
+            mixed = self.mix(parts, real, layer)
+        outputs = project(self.out_proj, mixed.to(hidden_states.dtype))
         return outputs if order is None else take(outputs, inverse(order)), None
 
     def mix(self, parts: dict[str, Tensor], real: Mask, layer: RecurrentStates | None) -> Tensor:
@@ -137,13 +139,18 @@ class ShortConvolution(nn.Module):
         """
         length, before = inputs.shape[1], self.weight.shape[1] - 1
         first = inputs.new_zeros(inputs.shape[0], before, inputs.shape[2]) if window is None else window
-        words = torch.cat([first, inputs], dim=1)
-        with with_autocast(inputs.device, None):
+        words, weight = torch.cat([first, inputs], dim=1), self.weight.to(inputs.dtype)
+        bias = None if self.bias is None else self.bias.to(inputs.dtype)
+        if length == 1:  # faster than oneDNN
+            factors, convolved = weight.t().contiguous(), torch.zeros_like(weight[:, 0]) if bias is None else bias
+            for t in range(before + 1):
+                convolved = torch.addcmul(convolved, words[:, t : t + 1], factors[t])
+        else:
             # In this layout oneDNN's convolution of two dimensions is the fastest.
-            columns, weight = words.transpose(1, 2)[:, :, None], self.weight.to(inputs.dtype)[:, None, None]
-            bias = None if self.bias is None else self.bias.to(inputs.dtype)
-            convolved = nn.functional.conv2d(columns, weight, bias, groups=weight.shape[0])
-        outputs = nn.functional.silu(convolved[:, :, 0].transpose(1, 2))
+            columns = words.transpose(1, 2)[:, :, None]
+            convolved = nn.functional.conv2d(columns, weight[:, None, None], bias, groups=weight.shape[0])
+            convolved = convolved[:, :, 0].transpose(1, 2)
+        outputs = nn.functional.silu(convolved)
         if real is None and not with_all:
             return outputs, words[:, None, length:]
         windows = words.unfold(1, before, 1).transpose(2, 3)  # before the first word, then after each
@@ -182,12 +189,20 @@ class MatrixMemory(LinearRecurrence):
         layer: RecurrentStates | None,
         **states: Tensor,
     ) -> Tensor:
-        """Return the outputs of the linear attention, and store the memory beside other states."""
-        name = "matrix_memory"
-        with_all = layer is not None and layer.recording
-        outputs, memories = linear_attention(*inputs, get_state(layer, name), with_all=with_all)
-        if layer is not None:
-            layer.update_states(**states, **{name: memories})
+        """Return the outputs of the linear attention; store other states and the memory, or words for it."""
+        if layer is None:
+            return linear_attention(*inputs, None)[0]
+        layer.update_states(**states)
+        # Only stored words can be taken back. On CPUs, to read some of them is faster than to rewrite the memory.
+        is_fast = inputs[0].shape[1] == 1 and enabled() and on_cpu(inputs[0]) and not isinstance(layer, StaticLayer)
+        if not (layer.recording or is_fast):
+            layer.fold_words()
+            outputs, memory = linear_attention(*inputs, layer.get_state(MEMORY))
+            layer.store_state(MEMORY, memory)
+            return outputs
+        if not layer.recording:
+            layer.fold_words(at_least=MOST_WORDS)
+        outputs, layer.words = read_words(*inputs, layer.get_state(MEMORY), layer.words)
         return outputs
 
 
@@ -244,7 +259,7 @@ class MLSTM(MatrixMemory):
 
 def stabilizers(forget: Tensor, write: Tensor, earlier: Tensor | None) -> Tensor:
     """Return m_t of all words from log f and i `(batch_size, length, heads)` and the one before, if there are any."""
-    if is_exporting() or not allowed():
+    if is_exporting() or not allowed() or write.shape[1] == 1:
         first = torch.full_like(write[:, 0], -torch.inf) if earlier is None else earlier
 
         def step(carry: Any, forget: Tensor, write: Tensor) -> tuple[list[Tensor], list[Tensor]]:
