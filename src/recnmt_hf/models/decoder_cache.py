@@ -202,6 +202,7 @@ class RecurrentStates:
     Base class of the recurrent cache layers: named states of shape `(batch_size, ...)`, keys and values.
     `update_states` takes the states after every new step, `(batch_size, steps, ...)`, and stores the last one; while
     the past is recorded it stores all (assisted decoding rolls back with `crop`). Layers without keys count the steps.
+    `words` were stored by `read_words` and are not in the state `MEMORY` yet.
     """
 
     _layer_type: str | None = "recnmt_recurrent"
@@ -243,8 +244,8 @@ class RecurrentStates:
         self.states[name] = state.contiguous()
 
     def fold_words(self, at_least: int = 1) -> None:
-        """Write the words into the memory, if there are so many."""
-        if self.words and self.words["total"].shape[2] > at_least:  # the first is none
+        """Write the words into the memory if there are at least so many."""
+        if self.words and self.words["total"].shape[2] > at_least:  # the first word is zero
             self.store_state(MEMORY, fold_words(self.get_state(MEMORY), **self.words))
             self.words = {}
 

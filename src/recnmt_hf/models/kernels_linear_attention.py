@@ -1,6 +1,6 @@
 """
-Linear attention with gates, the recurrence of matrix memories: step by step, in chunks, by flash-linear-attention, and
-for decoding from stored words.
+Linear attention with gates, the recurrence of matrix memories: step by step, in chunks, by flash-linear-attention, and,
+while decoding, from stored words.
 """
 
 import functools
@@ -14,7 +14,7 @@ from .kernels_shared import allowed, graph_operator, is_exporting, on_cpu, scan_
 
 
 CHUNK = 64  # words whose pairs are computed by matmuls; a state is carried from chunk to chunk
-MOST_WORDS = 32  # that decoding stores before it writes them into the memory
+MOST_WORDS = 32  # words that decoding stores before it writes them into the memory
 
 
 def linear_attention_reference(
@@ -109,7 +109,7 @@ def read_words(
 
     S is the memory before the stored `words`, A and u are those of [`linear_attention_in_chunks`]. Return the outputs
     and the words with the new ones: `keys` k `(batch_size, heads or 1, words, key_dim)`, `values` u and `total` A
-    `(batch_size, heads, words)`. The first is a zero.
+    `(batch_size, heads, words)`. The first stored word is zero.
     """
     outputs = []
     for t in range(value.shape[1]):
