@@ -21,16 +21,21 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# Of the base Transformer: the states of two decoder layers, in the order of the layers or between attention.
+# Of the base Transformer: the states of two decoder layers, in the order of the layers or below attention.
 VARIANTS = {
     "student": {"decoder_autoregression": "ssru", "decoder_layers": 2, "position_embedding_type": "tensor2tensor"},
     "hybrid": {
-        "decoder_autoregression": ["self_attention", "gated_delta"],
+        "decoder_autoregression": ["gated_delta", "self_attention"],
         "decoder_layers": 2,
         "encoder_mixer": "mlstm",
     },
     "mamba2": {"decoder_autoregression": "mamba2", "encoder_mixer": "mingru"},
-    "mlstm": {"decoder_autoregression": "mlstm", "encoder_mixer": "gated_delta"},
+    "relative": {
+        "decoder_autoregression": ["mlstm", "self_attention"],
+        "decoder_layers": 2,
+        "encoder_mixer": "gated_delta",
+        "self_attention_type": "relative",
+    },
 }
 
 

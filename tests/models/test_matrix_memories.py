@@ -265,6 +265,20 @@ def test_a_cache_continues_in_pieces_taken_back_and_joined(layer, new_cache):
         other.crop(-undone)
 
 
+@pytest.mark.parametrize("layer", KINDS, indirect=True)
+def test_words_are_taken_back_from_a_piece_with_padding(layer, new_cache):
+    layer, words = layer
+    mask, cache = torch.ones(3, 9, dtype=torch.long), new_cache()
+    mask[0, :3] = mask[1, 2] = mask[2, 1:7:2] = 0
+    cache.layers[0].activate_past_recording()
+    layer(words[:, :8], mask[:, :8], cache)
+    cache.crop(-3)
+    found = layer(words[:, 5:9], mask[:, 5:], cache)[0]
+    for row, real in enumerate(mask.bool()):
+        expected = layer(words[row : row + 1, :9][:, real])[0][0, -int(real[5:].sum()) :]
+        torch.testing.assert_close(found[row, real[5:]], expected, atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize("preset", ["tiny", "small", "base"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_are_those_of_self_attention(kind, preset):

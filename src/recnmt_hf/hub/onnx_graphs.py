@@ -105,16 +105,16 @@ class DecoderGraph(nn.Module):
         else:
             (inputs["attention_mask"],) = tensors[count:]
         outputs = self.model(**inputs, use_cache=True, return_dict=True)
-        cached = flatten_cache(getattr(outputs, CACHE), "target" in self.model.config.sides_with_positions)
+        cached = flatten_cache(getattr(outputs, CACHE))
         kept = {name: tensor for name, tensor in cached.items() if not self.cache_names or name.startswith(OF_WORDS)}
         return {"logits": outputs.logits, **{f"present.{name}": tensor for name, tensor in kept.items()}}
 
 
-def flatten_cache(cache: EncoderDecoderCache, needs_steps: bool) -> dict[str, torch.Tensor]:
-    """Return a cache's tensors by name, with the number of tokens read if no keys show it and `needs_steps`."""
+def flatten_cache(cache: EncoderDecoderCache) -> dict[str, torch.Tensor]:
+    """Return a cache's tensors by name, with the number of tokens read if no keys of the first layer show it."""
     tensors: dict[str, torch.Tensor] = {}
     layers: Any = self_attention_cache(cache).layers
-    if needs_steps and not any(layer.keys is not None and layer.keys.numel() for layer in layers):
+    if layers[0].keys is None or not layers[0].keys.numel():
         state = next(iter(layers[0].states.values()))
         tensors[f"{OF_WORDS}0.{STEPS}"] = state.new_zeros(state.shape[0], dtype=torch.long) + layers[0].steps_seen
     for number, layer in enumerate(layers):

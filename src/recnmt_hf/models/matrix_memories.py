@@ -55,28 +55,18 @@ class LinearRecurrence(nn.Module):
         self, hidden_states: Tensor, attention_mask: Mask = None, cache: Cache | None = None, **kwargs: Any
     ) -> tuple[Tensor, None]:
         """Run over new words `(batch_size, length, d_model)` with their token mask `(batch_size, length)`."""
-        real, order = None if attention_mask is None else attention_mask != 0, None
-        if real is not None and self.layer_idx is not None:  # an encoder aligns both directions at once
-            order = left_aligned(real)
-            hidden_states, real = aligned(hidden_states, real, order)
+        real = None if attention_mask is None else attention_mask != 0
         mapped = project(self.in_proj, hidden_states)
         mapped = mapped.to(wide_type(mapped.dtype))
         parts = dict(zip(self.sizes, mapped.split(list(self.sizes.values()), dim=-1), strict=True))
         layer = None if self.layer_idx is None else recurrent_layer(cache, self.layer_idx)
         with with_autocast(mapped.device, None):
             mixed = self.mix(parts, real, layer)
-        outputs = project(self.out_proj, mixed.to(hidden_states.dtype))
-        return outputs if order is None else take(outputs, inverse(order)), None
+        return project(self.out_proj, mixed.to(hidden_states.dtype)), None
 
     def mix(self, parts: dict[str, Tensor], real: Mask, layer: RecurrentStates | None) -> Tensor:
-        """Return the result `(batch_size, length, inner)` of parts with padding on one side, from a layer's states."""
+        """Return the result `(batch_size, length, inner)` of parts and their token mask, from a layer's states."""
         raise NotImplementedError
-
-
-def aligned(states: Tensor, real: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the padding of `(batch_size, length, d)` to the end, as zeros; return it with its token mask."""
-    kept = real.gather(1, order)
-    return take(states.masked_fill(~real[:, :, None], 0.0), order), kept
 
 
 def masked(tensor: Tensor, real: Mask, value: float = 0.0) -> Tensor:
@@ -134,10 +124,12 @@ class ShortConvolution(nn.Module):
 
     def forward(self, inputs: Tensor, real: Mask, window: Tensor | None, with_all: bool) -> tuple[Tensor, Tensor]:
         """
-        Map new words `(batch_size, length, channels)`, then padding, after a window of earlier ones `(batch_size,
-        kernel_size - 1, channels)`. Return the results and the windows after each word, or after the last one.
+        Map new words `(batch_size, length, channels)` after a window of earlier ones `(batch_size, kernel_size - 1,
+        channels)`. Return the results and the windows after each word, or after the last one.
         """
         length, before = inputs.shape[1], self.weight.shape[1] - 1
+        order = None if real is None or length == 1 else left_aligned(real)  # real words side by side, then padding
+        inputs = inputs if order is None else take(inputs, order)
         first = inputs.new_zeros(inputs.shape[0], before, inputs.shape[2]) if window is None else window
         words, weight = torch.cat([first, inputs], dim=1), self.weight.to(inputs.dtype)
         bias = None if self.bias is None else self.bias.to(inputs.dtype)
@@ -150,14 +142,13 @@ class ShortConvolution(nn.Module):
             columns = words.transpose(1, 2)[:, :, None]
             convolved = nn.functional.conv2d(columns, weight[:, None, None], bias, groups=weight.shape[0])
             convolved = convolved[:, :, 0].transpose(1, 2)
-        outputs = nn.functional.silu(convolved)
+        outputs = nn.functional.silu(convolved if order is None else take(convolved, inverse(order)))
         if real is None and not with_all:
             return outputs, words[:, None, length:]
-        windows = words.unfold(1, before, 1).transpose(2, 3)  # before the first word, then after each
-        if real is None:
-            return outputs, windows[:, 1:]
-        counts = real.cumsum(dim=1)
-        return outputs, take(windows.flatten(2), counts).view(*counts.shape, before, -1)
+        counts = torch.ones_like(inputs[:, :, 0], dtype=torch.long) if real is None else real
+        counts = counts.cumsum(dim=1)[:, slice(None) if with_all else slice(-1, None)]
+        places = counts[:, :, None] + torch.arange(before, device=counts.device)
+        return outputs, take(words, places.flatten(1)).unflatten(1, (-1, before))
 
 
 def head_norm(states: Tensor, weight: Tensor, eps: float = 1e-6, centered: bool = False) -> Tensor:

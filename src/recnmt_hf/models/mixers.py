@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from .configuration_nmt_transformer import NMTTransformerConfig
 from .kernels_shared import Mask
 from .light_decoders import AverageAttention, SimplerSimpleRecurrentUnit
-from .matrix_memories import MLSTM, GatedDeltaNet, Mamba2, MinGRU, aligned
-from .recurrent_layers import inverse, left_aligned, take
+from .matrix_memories import MLSTM, GatedDeltaNet, Mamba2, MinGRU
 
 
 RECURRENCES: dict[str, type[nn.Module]] = {
@@ -30,14 +29,9 @@ class BothDirections(nn.Module):
 
     def forward(self, hidden_states: Tensor, attention_mask: Mask = None, **kwargs: Any) -> tuple[Tensor, None]:
         """Run over `(batch_size, length, d_model)` with the token mask `(batch_size, length)`."""
-        real, order = attention_mask, None
-        if attention_mask is not None:
-            order = left_aligned(attention_mask)
-            hidden_states, real = aligned(hidden_states, attention_mask != 0, order)
-        ahead, _ = self.ahead(hidden_states, real)
-        back, _ = self.back(hidden_states.flip(1), None if real is None else real.flip(1))
-        outputs = ahead + back.flip(1)
-        return outputs if order is None else take(outputs, inverse(order)), None
+        ahead, _ = self.ahead(hidden_states, attention_mask)
+        back, _ = self.back(hidden_states.flip(1), None if attention_mask is None else attention_mask.flip(1))
+        return ahead + back.flip(1), None
 
 
 def build_recurrence(config: NMTTransformerConfig, side: str, index: int) -> nn.Module:
