@@ -21,11 +21,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# Of the base Transformer: the states of two decoder layers, in the order of the layers or below attention.
+# Of the base Transformer: the states of two decoder layers, in the order of the layers, above or below attention.
 VARIANTS = {
     "student": {"decoder_autoregression": "ssru", "decoder_layers": 2, "position_embedding_type": "tensor2tensor"},
     "hybrid": {
-        "decoder_autoregression": ["gated_delta", "self_attention"],
+        "decoder_autoregression": ["self_attention", "gated_delta"],
         "decoder_layers": 2,
         "encoder_mixer": "mlstm",
     },

@@ -164,7 +164,9 @@ def reversed_order(lengths: Tensor, length: int) -> Tensor:
 
 def take(states: Tensor, order: Tensor) -> Tensor:
     """Return the columns of `(batch_size, length, d)` in the order `(batch_size, length)`."""
-    return states.gather(1, order[:, :, None].expand(-1, -1, states.shape[2]))
+    rows = order + states.shape[1] * torch.arange(states.shape[0], device=order.device)[:, None]
+    # Whole rows: gather would look up every number.
+    return states.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, order.shape)
 
 
 class MaskedRNN(nn.Module):
